@@ -1,0 +1,13 @@
+# Turns on CUDA. Asking for it without a toolkit is an error: no silent fallback.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80 86 89 90 120)
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+# CMake 3.25 does not know how to ask nvcc for C++20, though nvcc 12 and later have it.
+if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)

@@ -1,0 +1,76 @@
+// Engine: takes requests from any thread and runs them, batched, on one thread that it owns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/base/clock.h"
+#include "engine/engine_config.h"
+#include "engine/request.h"
+#include "engine/request_stream.h"
+
+namespace flashquant {
+
+class Metrics;
+class StepRunner;
+class Tokenizer;
+
+enum class EngineHealth { kServing, kDraining, kFailed };
+
+struct EngineStats {
+  int64_t requests_waiting = 0;
+  int64_t requests_running = 0;
+  int64_t requests_preempted = 0;
+  int64_t requests_paused = 0;
+  int64_t kv_blocks_total = 0;  // usable ones, null block excluded
+  int64_t kv_blocks_used = 0;
+  int64_t kv_blocks_unaccounted = 0;  // anything but 0 is a bug
+  int64_t steps = 0;
+};
+
+// What the engine works with; all must outlive it. `tokenizer` may be null (token ids only: no stop
+// strings).
+struct EngineDependencies {
+  StepRunner* runner = nullptr;
+  const Tokenizer* tokenizer = nullptr;
+  Metrics* metrics = nullptr;
+  const Clock* clock = nullptr;
+  StreamListener* listener = nullptr;  // may be null when streams are read with WaitAndTake
+};
+
+class Engine final {
+ public:
+  // Starts the engine thread. FAILED_PRECONDITION for a configuration that Validate refuses.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineConfig& config,
+                                                        const EngineDependencies& dependencies);
+  // Stops at the next step boundary; what still runs ends with UNAVAILABLE.
+  ~Engine();
+
+  // Takes the request and guarantees exactly one terminal event on the returned stream, or returns
+  // an error and takes nothing: INVALID_ARGUMENT (could never fit, even alone), RESOURCE_EXHAUSTED
+  // (queue full), UNAVAILABLE (draining, failed), ALREADY_EXISTS (id running), DEADLINE_EXCEEDED
+  // (already past). The error's ErrorInfo reason is its payload kErrorReasonPayload. Any thread;
+  // never waits.
+  absl::StatusOr<std::shared_ptr<RequestStream>> Submit(GenerateRequest request,
+                                                        std::shared_ptr<void> user_data = nullptr);
+  // Wakes the engine so that a cancel is seen although nothing runs. Any thread.
+  void NotifyCancelled();
+
+  // Refuses new requests and waits until the accepted ones ended or `deadline` passed; what is left
+  // then ends with UNAVAILABLE. Returns whether all had ended by themselves. Not the engine thread.
+  bool Drain(TimePoint deadline);
+
+  EngineHealth health() const;
+  // Snapshot of the last step boundary. Any thread.
+  EngineStats stats() const;
+
+ private:
+  class Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace flashquant

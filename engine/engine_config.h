@@ -1,0 +1,27 @@
+// EngineConfig: every knob of the engine with its default, in one place.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace flashquant {
+
+struct EngineConfig {
+  int32_t context_length = 0;  // tokens a sequence may have; 0 = the model's
+  int32_t max_sequences = 64;  // sequences in one step
+  int32_t token_budget = 256;  // tokens in one step; bounds how long one step can take
+  int32_t max_waiting = 1024;  // accepted, not yet scheduled; beyond: RESOURCE_EXHAUSTED
+  int32_t block_tokens = 16;   // tokens per KV block
+  int32_t num_blocks = 0;      // KV blocks, the null block included; 0 = from memory
+  int32_t row_multiple = 1;    // decode batches are padded to this; the backend's by default
+  bool run_ahead = false;      // launch a step before the last one is collected
+
+  // FAILED_PRECONDITION naming the key, the range and the value.
+  absl::Status Validate() const;
+};
+
+// Key of the absl::Status payload that carries an ErrorInfo reason such as "QUEUE_FULL".
+inline constexpr char kErrorReasonPayload[] = "flashquant.dev/reason";
+
+}  // namespace flashquant
