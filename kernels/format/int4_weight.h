@@ -35,8 +35,10 @@ struct Int4Weight {
   }
 };
 
-// Checks sizes of the arrays against the shape, scales finite, zero points at most 15. DATA_LOSS
-// otherwise.
+// Checks the group size (32, 64, 128 or k_padded), that n and k are padded to the next multiple and
+// no further, the sizes of the arrays, scales finite, zero points at most 15, padding codes equal
+// to their zero point, padding rows with scale 0. DATA_LOSS otherwise. Reads all scales and zero
+// points, but of the codes only the padding.
 absl::Status ValidateInt4Weight(const Int4Weight& weight);
 
 }  // namespace flashquant

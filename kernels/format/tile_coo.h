@@ -62,6 +62,15 @@ struct TileCooBucket {
 };
 static_assert(sizeof(TileCooBucket) == 4);
 
+// What the stored slots are. A filler slot is another weight of the same column in a padding slot;
+// only the encoder knows real from filler, null slots are counted from the bytes.
+struct TileCooSlotCounts {
+  int64_t real = 0;
+  int64_t filler = 0;
+  int64_t null = 0;
+  friend bool operator==(const TileCooSlotCounts&, const TileCooSlotCounts&) = default;
+};
+
 // The three arrays, without the tail padding of the file.
 struct TileCooArrays {
   std::vector<uint32_t> tile_indptr;       // [num_tiles + 1], in records
