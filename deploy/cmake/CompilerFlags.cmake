@@ -17,6 +17,9 @@ target_compile_options(fq_flags INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FQ_WERROR}>>:-Werror>
   # g++ 12 reports false positives of these inside libstdc++ and fmt at -O2.
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-array-bounds>)
+# clang counts sign conversions as -Wconversion, g++ does not; and only clang can check the lock annotations.
+target_compile_options(fq_flags INTERFACE
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-Wno-sign-conversion -Wthread-safety>)
 if(NOT FQ_SANITIZE)
   target_compile_definitions(fq_flags INTERFACE $<$<NOT:$<CONFIG:Debug>>:_FORTIFY_SOURCE=2>)
 endif()
@@ -27,4 +30,12 @@ if(FQ_SANITIZE)
     $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>
     $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>)
   add_link_options(-fsanitize=${FQ_SANITIZE})
+endif()
+if(FQ_BUILD_FUZZ)
+  # Coverage counters in our own libraries, so that libFuzzer sees where an input leads.
+  target_compile_options(fq_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
+if(FQ_CLANG_TIDY)
+  find_program(FQ_CLANG_TIDY_EXE NAMES clang-tidy-14 REQUIRED)
 endif()

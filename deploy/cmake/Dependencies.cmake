@@ -12,10 +12,12 @@ find_package(prometheus-cpp REQUIRED)  # metrics registry and exposer
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)  # Unicode classes for pre-tokenizers
 
-find_package(Protobuf REQUIRED)        # wire format; module mode, Debian ships no config file
-find_package(gRPC REQUIRED)            # server and client; used in server/ only
+if(FQ_BUILD_SERVER)
+  find_package(Protobuf REQUIRED)      # wire format; module mode, Debian ships no config file
+  find_package(gRPC REQUIRED)          # server and client; used in server/ only
+endif()
 
-if(FQ_BUILD_TESTS)
+if(FQ_BUILD_TESTS OR FQ_BUILD_FUZZ)
   find_package(GTest REQUIRED)
   include(GoogleTest)
 endif()
