@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "kernels/base/check.h"
-
 namespace flashquant {
 
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
@@ -23,17 +21,6 @@ void DeviceBuffer::Reset() {
 
 absl::Status Backend::PlanAttention(const AttentionBatch& /*host_batch*/) {
   return absl::OkStatus();
-}
-
-absl::Status Backend::Prepare(int32_t rows, std::function<absl::Status()> body) {
-  prepared_[rows] = std::move(body);
-  return absl::OkStatus();
-}
-
-absl::Status Backend::Replay(int32_t rows) {
-  const auto body = prepared_.find(rows);
-  FQ_CHECK(body != prepared_.end());
-  return body->second();
 }
 
 }  // namespace flashquant

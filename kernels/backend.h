@@ -6,8 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -128,17 +126,9 @@ class Backend {
   // a backend plans its work split. Nothing to do on the CPU.
   virtual absl::Status PlanAttention(const AttentionBatch& host_batch);
 
-  // Captured steps: Prepare records `body`, the ops of one step padded to `rows`; Replay(rows) runs
-  // it again. The pointers used inside must stay valid. On the CPU this is a plain call.
-  virtual absl::Status Prepare(int32_t rows, std::function<absl::Status()> body);
-  virtual absl::Status Replay(int32_t rows);
-  bool IsPrepared(int32_t rows) const { return prepared_.contains(rows); }
-
  protected:
   friend class DeviceBuffer;
   virtual void Free(void* data, int64_t num_bytes) = 0;
-
-  std::map<int32_t, std::function<absl::Status()>> prepared_;
 };
 
 }  // namespace flashquant

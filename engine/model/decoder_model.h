@@ -1,0 +1,62 @@
+// DecoderModel: the forward pass of a Llama-style decoder over flat tokens. Knows no requests.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/model/activations.h"
+#include "engine/model/batch_input.h"
+#include "engine/model/kv_cache.h"
+#include "engine/model/model_config.h"
+#include "engine/model/model_weights.h"
+#include "kernels/backend.h"
+
+namespace flashquant {
+
+// One thread. `backend` must outlive the model.
+class DecoderModel final {
+ public:
+  // Reads and packs the weights and makes the rotary table for `max_positions` positions.
+  static absl::StatusOr<std::unique_ptr<DecoderModel>> Load(const Checkpoint& checkpoint,
+                                                            const ModelConfig& config,
+                                                            int32_t max_positions, Backend* backend,
+                                                            const LoadProgress& progress);
+
+  // Runs all layers over the batch's rows: writes keys and values of its tokens to `cache` and
+  // leaves the final norm's output in activations->hidden. `previous_tokens` as in EmbeddingParams,
+  // may be null.
+  absl::Status Forward(const BatchInput& batch, const int32_t* previous_tokens,
+                       const KvCache& cache, Activations* activations) const;
+
+  // activations->logits[i, :] = head applied to row row_indices[i] (backend memory) of
+  // activations->hidden.
+  absl::Status ComputeLogits(const int32_t* row_indices, int32_t num_rows,
+                             Activations* activations) const;
+
+  const ModelConfig& config() const { return config_; }
+  const ModelWeights& weights() const { return weights_; }
+
+ private:
+  DecoderModel(const ModelConfig& config, ModelWeights weights, DeviceBuffer rope_table,
+               Backend* backend);
+
+  absl::Status DecoderLayer(int32_t layer, const BatchInput& batch, const KvCache& cache,
+                            Activations* activations) const;
+  absl::Status Attention(int32_t layer, const BatchInput& batch, const KvCache& cache,
+                         Activations* activations) const;
+  absl::Status Mlp(int32_t layer, int32_t num_rows, Activations* activations) const;
+  absl::Status Norm(int32_t num_rows, const DeviceBuffer& weight, bool add_to_residual,
+                    Activations* activations) const;
+  absl::Status Linear(int32_t num_rows, const LinearWeight& weight, const DeviceBuffer& x,
+                      const DeviceBuffer& y) const;
+
+  const ModelConfig config_;
+  const ModelWeights weights_;
+  const DeviceBuffer rope_table_;
+  Backend* const backend_;
+  const DType activation_dtype_;
+};
+
+}  // namespace flashquant

@@ -1,0 +1,94 @@
+#include "engine/model/model_step_runner.h"
+
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/base/math_util.h"
+#include "kernels/base/status_macros.h"
+
+namespace flashquant {
+
+absl::StatusOr<std::unique_ptr<ModelStepRunner>> ModelStepRunner::Create(
+    const DecoderModel* model, Backend* backend, const StepRunnerOptions& options) {
+  const ModelConfig& config = model->config();
+  const BatchLimits limits = {
+      .max_rows = RoundUp(options.token_budget, options.row_multiple),
+      .max_sequences = options.max_sequences,
+      .max_blocks = options.max_sequences * CeilDiv(options.context_length, options.block_tokens),
+      .block_tokens = options.block_tokens};
+  const PagedKvGeometry kv = {.num_layers = config.num_layers,
+                              .num_blocks = options.num_blocks,
+                              .block_tokens = options.block_tokens,
+                              .num_kv_heads = config.num_kv_heads,
+                              .head_dim = config.head_dim};
+
+  std::unique_ptr<ModelStepRunner> runner(new ModelStepRunner(model, backend));
+  FQ_ASSIGN_OR_RETURN(runner->cache_, KvCache::Create(backend, kv));
+  FQ_ASSIGN_OR_RETURN(runner->activations_,
+                      Activations::Create(backend, config, limits.max_rows, options.max_sequences));
+  FQ_ASSIGN_OR_RETURN(runner->batch_, BatchInput::Create(backend, limits));
+  FQ_ASSIGN_OR_RETURN(runner->sampling_,
+                      SamplingInput::Create(backend, options.max_sequences, options.eos_token_ids));
+  for (Samples& samples : runner->samples_) {
+    FQ_ASSIGN_OR_RETURN(samples.token_ids, backend->Allocate(options.max_sequences * 4));
+    FQ_ASSIGN_OR_RETURN(samples.non_finite, backend->Allocate(options.max_sequences));
+  }
+  return runner;
+}
+
+absl::Status ModelStepRunner::Launch(const StepPlan& plan) {
+  FQ_CHECK(num_launched_ - num_collected_ < 2);
+  const Samples& previous = samples_[static_cast<size_t>((num_launched_ + 1) % 2)];
+  const Samples& current = samples_[static_cast<size_t>(num_launched_ % 2)];
+  FQ_RETURN_IF_ERROR(batch_->Load(plan));
+  FQ_RETURN_IF_ERROR(sampling_->Load(plan));
+  FQ_RETURN_IF_ERROR(
+      model_->Forward(*batch_, previous.token_ids.As<int32_t>(), *cache_, activations_.get()));
+  const int32_t num_samples = batch_->num_logit_rows();
+  FQ_RETURN_IF_ERROR(model_->ComputeLogits(batch_->logit_rows(), num_samples, activations_.get()));
+  FQ_RETURN_IF_ERROR(Sample(num_samples, current));
+
+  std::vector<SequenceId> ids;
+  for (const SequenceStep& step : plan.sequences) {
+    if (step.samples) ids.push_back(step.id);
+  }
+  launched_ids_.push_back(std::move(ids));
+  ++num_launched_;
+  return absl::OkStatus();
+}
+
+absl::Status ModelStepRunner::Sample(int32_t num_rows, const Samples& samples) {
+  if (num_rows == 0) return absl::OkStatus();
+  return backend_->SampleTokens({.num_rows = num_rows,
+                                 .vocab_size = model_->config().vocab_size,
+                                 .logits = activations_->logits.As<float>(),
+                                 .rows = sampling_->rows(),
+                                 .banned_ids = sampling_->banned_ids(),
+                                 .token_ids = samples.token_ids.As<int32_t>(),
+                                 .non_finite = samples.non_finite.As<uint8_t>()});
+}
+
+absl::StatusOr<StepResult> ModelStepRunner::Collect() {
+  FQ_CHECK(num_collected_ < num_launched_);
+  const Samples& samples = samples_[static_cast<size_t>(num_collected_ % 2)];
+  const std::vector<SequenceId> ids = std::move(launched_ids_.front());
+  launched_ids_.pop_front();
+  ++num_collected_;
+
+  std::vector<int32_t> token_ids(ids.size());
+  std::vector<uint8_t> non_finite(ids.size());
+  const auto num_rows = static_cast<int64_t>(ids.size());
+  FQ_RETURN_IF_ERROR(
+      backend_->CopyToHost(token_ids.data(), samples.token_ids.data(), num_rows * 4));
+  FQ_RETURN_IF_ERROR(backend_->CopyToHost(non_finite.data(), samples.non_finite.data(), num_rows));
+  FQ_RETURN_IF_ERROR(backend_->Synchronize());
+
+  StepResult result;
+  for (size_t row = 0; row < ids.size(); ++row) {
+    result.tokens.push_back(
+        {.id = ids[row], .token_id = token_ids[row], .non_finite = non_finite[row] != 0});
+  }
+  return result;
+}
+
+}  // namespace flashquant

@@ -1,0 +1,49 @@
+// ModelWeights: every weight of a decoder in the backend's packed form.
+//
+// q, k, v and gate, up are joined along N into one linear each; the checkpoint keeps them apart.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/model/model_config.h"
+#include "kernels/backend.h"
+
+namespace flashquant {
+
+struct LayerWeights {
+  DeviceBuffer input_norm;           // [hidden] FP32
+  DeviceBuffer post_attention_norm;  // [hidden] FP32
+  std::unique_ptr<LinearWeight> qkv;
+  std::unique_ptr<LinearWeight> output;
+  std::unique_ptr<LinearWeight> gate_up;
+  std::unique_ptr<LinearWeight> down;
+};
+
+struct ModelWeights {
+  std::unique_ptr<LinearWeight> embedding;    // N = vocabulary, K = hidden, dense
+  std::unique_ptr<LinearWeight> own_lm_head;  // null when the head is the embedding table
+  std::vector<LayerWeights> layers;
+  DeviceBuffer final_norm;  // [hidden] FP32
+
+  const LinearWeight* lm_head() const {
+    return own_lm_head != nullptr ? own_lm_head.get() : embedding.get();
+  }
+  // Bytes one decode step reads: all linears and the head, the embedding's rows apart.
+  int64_t StepBytes() const;
+};
+
+// Told after each layer: layers done, layers in all.
+using LoadProgress = std::function<void(int32_t, int32_t)>;
+
+// Reads, checks and packs one layer after the other; holds one layer's canonical tensors at a time.
+// Errors of the checkpoint with the layer's name (DATA_LOSS, missing tensor, wrong shape), of the
+// backend as they are.
+absl::StatusOr<ModelWeights> LoadModelWeights(const Checkpoint& checkpoint,
+                                              const ModelConfig& config, Backend* backend,
+                                              const LoadProgress& progress);
+
+}  // namespace flashquant

@@ -1,0 +1,49 @@
+#include "engine/model/rope_table.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace flashquant {
+namespace {
+
+// llama3: wave lengths above original/low are stretched by `factor`, below original/high left
+// alone, and those between interpolated.
+double Llama3Frequency(const RopeConfig& rope, double frequency) {
+  const double original = rope.original_max_position;
+  const double wave_length = 2.0 * std::numbers::pi / frequency;
+  if (wave_length > original / rope.low_freq_factor) return frequency / rope.factor;
+  if (wave_length < original / rope.high_freq_factor) return frequency;
+  const double smooth = (original / wave_length - rope.low_freq_factor) /
+                        (rope.high_freq_factor - rope.low_freq_factor);
+  return (1.0 - smooth) * frequency / rope.factor + smooth * frequency;
+}
+
+}  // namespace
+
+std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int32_t head_dim) {
+  std::vector<float> frequencies(static_cast<size_t>(head_dim / 2));
+  for (size_t pair = 0; pair < frequencies.size(); ++pair) {
+    double frequency = 1.0 / std::pow(rope.theta, 2.0 * static_cast<double>(pair) / head_dim);
+    if (rope.type == RopeType::kLinear) frequency /= rope.factor;
+    if (rope.type == RopeType::kLlama3) frequency = Llama3Frequency(rope, frequency);
+    frequencies[pair] = static_cast<float>(frequency);
+  }
+  return frequencies;
+}
+
+std::vector<float> MakeRopeTable(const RopeConfig& rope, int32_t head_dim, int32_t num_positions) {
+  const std::vector<float> frequencies = RopeInverseFrequencies(rope, head_dim);
+  const size_t half = frequencies.size();
+  std::vector<float> table(static_cast<size_t>(num_positions) * 2 * half);
+  for (size_t position = 0; position < static_cast<size_t>(num_positions); ++position) {
+    float* row = table.data() + position * 2 * half;
+    for (size_t pair = 0; pair < half; ++pair) {
+      const float angle = static_cast<float>(position) * frequencies[pair];
+      row[pair] = std::cos(angle);
+      row[half + pair] = std::sin(angle);
+    }
+  }
+  return table;
+}
+
+}  // namespace flashquant

@@ -1,0 +1,20 @@
+// Cosines and sines of the rotary embedding for every position, made once at load.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/model/model_config.h"
+
+namespace flashquant {
+
+// Rotation per position of each of the D / 2 pairs, in radians. Linear scaling divides all by the
+// factor; llama3 divides the low ones and blends between the two wave lengths that its factors
+// name. Source: Hugging Face transformers' rope initialisation for these types.
+std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int32_t head_dim);
+
+// [num_positions, head_dim]: D/2 cosines, then D/2 sines, in float32 as the reference computes
+// them.
+std::vector<float> MakeRopeTable(const RopeConfig& rope, int32_t head_dim, int32_t num_positions);
+
+}  // namespace flashquant

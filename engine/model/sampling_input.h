@@ -1,0 +1,40 @@
+// SamplingInput: how each logit row of a step is to be drawn, as the arrays that
+// Backend::SampleTokens reads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/model/staged_array.h"
+#include "engine/scheduler/step_plan.h"
+#include "kernels/backend.h"
+
+namespace flashquant {
+
+class SamplingInput final {
+ public:
+  // `eos_token_ids`: what a sequence below its min_output_tokens must not draw, with its own stop
+  // tokens.
+  static absl::StatusOr<std::unique_ptr<SamplingInput>> Create(Backend* backend,
+                                                               int32_t max_sequences,
+                                                               std::vector<int32_t> eos_token_ids);
+
+  // One row per sequence of the plan that samples, in its order.
+  absl::Status Load(const StepPlan& plan);
+
+  const SampleRow* rows() const { return rows_.device(); }
+  const int32_t* banned_ids() const { return banned_ids_.device(); }
+
+ private:
+  SamplingInput(Backend* backend, std::vector<int32_t> eos_token_ids)
+      : backend_(backend), eos_token_ids_(std::move(eos_token_ids)) {}
+
+  Backend* const backend_;
+  const std::vector<int32_t> eos_token_ids_;
+  StagedArray<SampleRow> rows_;
+  StagedArray<int32_t> banned_ids_;
+};
+
+}  // namespace flashquant
