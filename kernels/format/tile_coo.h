@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/base/bfloat16.h"
 #include "kernels/base/math_util.h"
 
 namespace flashquant {
@@ -43,6 +44,11 @@ struct TileCooGeometry {
 };
 
 inline constexpr int kSlotsPerRecord = 4;
+
+// The value of a slot; both types are exact in float.
+constexpr float TileCooValue(TileCooValueType type, uint16_t bits) {
+  return type == TileCooValueType::kBFloat16 ? ToFloat(BFloat16{bits}) : ToFloat(Half{bits});
+}
 
 // Four slots of one column (shared column mode), loaded as one 16-byte word. Row is k, column is n,
 // both inside the tile. `value` holds BF16 or FP16 bits; 0x0000 marks a null slot.
