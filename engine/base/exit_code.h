@@ -2,6 +2,9 @@
 // tell them apart.
 #pragma once
 
+#include <cstdio>
+#include <string>
+
 #include "absl/status/status.h"
 
 namespace flashquant {
@@ -39,6 +42,14 @@ inline int ExitCodeFor(const absl::Status& status) {
     default:
       return kExitInternal;
   }
+}
+
+// Ends a command: prints "flashquant: ‹message›" to stderr unless OK, and returns the exit code.
+inline int ReportStatus(const absl::Status& status) {
+  if (!status.ok()) {
+    std::fprintf(stderr, "flashquant: %s\n", std::string(status.message()).c_str());
+  }
+  return ExitCodeFor(status);
 }
 
 }  // namespace flashquant

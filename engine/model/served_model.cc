@@ -9,33 +9,6 @@
 namespace flashquant {
 namespace {
 
-// A folder without tokenizer files still answers requests made of token ids.
-absl::Status AttachTokenizer(ServedModel* served) {
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(served->path);
-  if (absl::IsNotFound(tokenizer.status())) return absl::OkStatus();
-  if (!tokenizer.ok()) return tokenizer.status();
-  // Embedding tables are often padded to more rows than there are tokens; fewer rows is a broken
-  // checkpoint.
-  if ((*tokenizer)->vocab_size() > served->config.vocab_size) {
-    return DataLossError("tokenizer: {} tokens do not fit the embedding table (limit {}, got {})",
-                         served->path, served->config.vocab_size, (*tokenizer)->vocab_size());
-  }
-  served->tokenizer = *std::move(tokenizer);
-  if (served->defaults.eos_token_ids.empty() && served->tokenizer->eos().has_value()) {
-    served->defaults.eos_token_ids.push_back(*served->tokenizer->eos());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ResolveContext(const ModelConfig& config, EngineConfig* engine) {
-  if (engine->context_length == 0) engine->context_length = config.max_position;
-  if (engine->context_length > config.max_position) {
-    return FailedPreconditionError("context_length: above the model's context (limit {}, got {})",
-                                   config.max_position, engine->context_length);
-  }
-  return absl::OkStatus();
-}
-
 // Blocks for max_sequences full contexts, unless that is more than `kv_cache_bytes` or, when that
 // is 0, than a quarter of the free memory: the rest is for weights, activations and everybody else.
 absl::Status ResolveKvPool(const ServedModelOptions& options, ServedModel* served) {
@@ -68,20 +41,11 @@ absl::Status ResolveKvPool(const ServedModelOptions& options, ServedModel* serve
 }  // namespace
 
 absl::StatusOr<ServedModel> LoadServedModel(const ServedModelOptions& options) {
-  ServedModel served;
-  served.path = options.path;
-  served.engine = options.engine;
-  FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(options.path));
-  FQ_ASSIGN_OR_RETURN(served.config, ParseModelConfig(checkpoint));
-  FQ_ASSIGN_OR_RETURN(served.defaults, ParseGenerationDefaults(checkpoint, served.config));
-  FQ_RETURN_IF_ERROR(AttachTokenizer(&served));
-  FQ_RETURN_IF_ERROR(ResolveContext(served.config, &served.engine));
-  FQ_ASSIGN_OR_RETURN(served.backend, CreateBackend(options.backend));
+  FQ_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(options.path, options.engine.context_length,
+                                                    options.backend, options.progress));
+  ServedModel served{std::move(loaded), nullptr, options.engine, 0};
+  served.engine.context_length = served.context_length;
   served.engine.row_multiple = served.backend->info().row_multiple;
-
-  FQ_ASSIGN_OR_RETURN(served.model,
-                      DecoderModel::Load(checkpoint, served.config, served.engine.context_length,
-                                         served.backend.get(), options.progress));
   FQ_RETURN_IF_ERROR(ResolveKvPool(options, &served));
   FQ_RETURN_IF_ERROR(served.engine.Validate());
   FQ_ASSIGN_OR_RETURN(served.runner,

@@ -1,0 +1,51 @@
+#include "engine/model/loaded_model.h"
+
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+
+namespace flashquant {
+namespace {
+
+// A folder without tokenizer files still answers requests made of token ids.
+absl::Status AttachTokenizer(LoadedModel* loaded) {
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(loaded->path);
+  if (absl::IsNotFound(tokenizer.status())) return absl::OkStatus();
+  if (!tokenizer.ok()) return tokenizer.status();
+  // Embedding tables are often padded to more rows than there are tokens; fewer rows is a broken
+  // checkpoint.
+  if ((*tokenizer)->vocab_size() > loaded->config.vocab_size) {
+    return DataLossError("tokenizer: {} tokens do not fit the embedding table (limit {}, got {})",
+                         loaded->path, loaded->config.vocab_size, (*tokenizer)->vocab_size());
+  }
+  loaded->tokenizer = *std::move(tokenizer);
+  if (loaded->defaults.eos_token_ids.empty() && loaded->tokenizer->eos().has_value()) {
+    loaded->defaults.eos_token_ids.push_back(*loaded->tokenizer->eos());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LoadedModel> LoadModel(const std::string& path, int32_t context_length,
+                                      const BackendOptions& backend_options,
+                                      const LoadProgress& progress) {
+  LoadedModel loaded;
+  loaded.path = path;
+  FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(path));
+  FQ_ASSIGN_OR_RETURN(loaded.config, ParseModelConfig(checkpoint));
+  FQ_ASSIGN_OR_RETURN(loaded.defaults, ParseGenerationDefaults(checkpoint, loaded.config));
+  FQ_RETURN_IF_ERROR(AttachTokenizer(&loaded));
+  loaded.context_length = context_length == 0 ? loaded.config.max_position : context_length;
+  if (loaded.context_length > loaded.config.max_position) {
+    return FailedPreconditionError("context_length: above the model's context (limit {}, got {})",
+                                   loaded.config.max_position, loaded.context_length);
+  }
+  FQ_ASSIGN_OR_RETURN(loaded.backend, CreateBackend(backend_options));
+  FQ_ASSIGN_OR_RETURN(loaded.model,
+                      DecoderModel::Load(checkpoint, loaded.config, loaded.context_length,
+                                         loaded.backend.get(), progress));
+  return loaded;
+}
+
+}  // namespace flashquant

@@ -1,0 +1,36 @@
+// LoadedModel: a checkpoint folder brought onto a backend: configuration, tokenizer, defaults,
+// weights.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/model/decoder_model.h"
+#include "engine/model/generation_defaults.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "kernels/backend.h"
+#include "kernels/backend_factory.h"
+
+namespace flashquant {
+
+// Members are destroyed in reverse order: the backend outlives what was allocated from it.
+struct LoadedModel {
+  std::string path;
+  ModelConfig config;
+  GenerationDefaults defaults;
+  int32_t context_length = 0;            // positions that the model was loaded for
+  std::unique_ptr<Tokenizer> tokenizer;  // null when the folder has none: token ids only
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<DecoderModel> model;
+};
+
+// context_length 0 = the model's own. Errors of OpenCheckpoint, ParseModelConfig, LoadTokenizer and
+// of the backend; DATA_LOSS when the tokenizer does not fit the vocabulary, FAILED_PRECONDITION for
+// a context longer than the model's.
+absl::StatusOr<LoadedModel> LoadModel(const std::string& path, int32_t context_length,
+                                      const BackendOptions& backend_options,
+                                      const LoadProgress& progress);
+
+}  // namespace flashquant
