@@ -25,7 +25,7 @@ struct StepRunnerOptions {
   int32_t context_length = 0;  // tokens of a sequence
   int32_t block_tokens = 16;
   int32_t num_blocks = 0;  // null block included
-  std::vector<int32_t> eos_token_ids;
+  std::vector<int32_t> eos_token_ids = {};
 };
 
 class ModelStepRunner final : public StepRunner {

@@ -16,11 +16,12 @@ using SequenceId = int64_t;
 struct SequenceStep {
   SequenceId id = 0;
   int32_t first_position = 0;
-  std::span<const int32_t> token_ids;
-  std::span<const int32_t> block_ids;  // all blocks of the sequence, enough for this step's tokens
-  bool samples = false;                // the last token's logits give the next output token
-  int64_t output_position = 0;         // that token's index among the outputs
-  bool end_tokens_banned = false;      // below min_output_tokens: end tokens must not be drawn
+  std::span<const int32_t> token_ids = {};
+  std::span<const int32_t> block_ids =
+      {};                          // all blocks of the sequence, enough for this step's tokens
+  bool samples = false;            // the last token's logits give the next output token
+  int64_t output_position = 0;     // that token's index among the outputs
+  bool end_tokens_banned = false;  // below min_output_tokens: end tokens must not be drawn
   const SamplingParams* sampling = nullptr;
   const StopConditions* stop = nullptr;
   // Run-ahead: the last token is still unknown to the host; it is what the step before sampled in

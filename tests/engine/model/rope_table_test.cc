@@ -1,0 +1,56 @@
+// Rotary tables against values worked out from the published formulas.
+#include "engine/model/rope_table.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace flashquant {
+namespace {
+
+TEST(RopeTableTest, DefaultFrequenciesFallGeometrically) {
+  const std::vector<float> frequencies = RopeInverseFrequencies({.theta = 10000.0}, 8);
+  ASSERT_EQ(frequencies.size(), 4u);
+  EXPECT_FLOAT_EQ(frequencies[0], 1.0f);
+  EXPECT_FLOAT_EQ(frequencies[1], 0.1f);
+  EXPECT_FLOAT_EQ(frequencies[2], 0.01f);
+  EXPECT_FLOAT_EQ(frequencies[3], 0.001f);
+}
+
+TEST(RopeTableTest, LinearScalingDividesEveryFrequency) {
+  const std::vector<float> frequencies =
+      RopeInverseFrequencies({.type = RopeType::kLinear, .theta = 10000.0, .factor = 4.0}, 8);
+  EXPECT_FLOAT_EQ(frequencies[0], 0.25f);
+  EXPECT_FLOAT_EQ(frequencies[3], 0.00025f);
+}
+
+// Wave lengths for theta 10000 and 8 dimensions: 6.28, 62.8, 628, 6283 tokens. With original 1024,
+// low 1 and high 4: below 256 unchanged, above 1024 divided, and 628 blended.
+TEST(RopeTableTest, Llama3KeepsShortWavesStretchesLongOnesAndBlendsBetween) {
+  const RopeConfig rope = {.type = RopeType::kLlama3,
+                           .theta = 10000.0,
+                           .factor = 8.0,
+                           .low_freq_factor = 1.0,
+                           .high_freq_factor = 4.0,
+                           .original_max_position = 1024};
+  const std::vector<float> frequencies = RopeInverseFrequencies(rope, 8);
+  EXPECT_FLOAT_EQ(frequencies[0], 1.0f);
+  EXPECT_FLOAT_EQ(frequencies[1], 0.1f);
+  EXPECT_FLOAT_EQ(frequencies[3], 0.001f / 8.0f);
+  const double smooth = (1024.0 / (2.0 * M_PI / 0.01) - 1.0) / 3.0;
+  EXPECT_FLOAT_EQ(frequencies[2], static_cast<float>((1 - smooth) * 0.01 / 8 + smooth * 0.01));
+}
+
+TEST(RopeTableTest, RowsHoldCosinesThenSines) {
+  const std::vector<float> table = MakeRopeTable({.theta = 100.0}, 4, 3);
+  ASSERT_EQ(table.size(), 12u);
+  EXPECT_EQ(table[0], 1.0f);
+  EXPECT_EQ(table[2], 0.0f);
+  EXPECT_FLOAT_EQ(table[8], std::cos(2.0f));
+  EXPECT_FLOAT_EQ(table[9], std::cos(0.2f));
+  EXPECT_FLOAT_EQ(table[10], std::sin(2.0f));
+  EXPECT_FLOAT_EQ(table[11], std::sin(0.2f));
+}
+
+}  // namespace
+}  // namespace flashquant
