@@ -1,5 +1,6 @@
-// Reads one quantized layer's tensors (design "Tile-COO format", "Checkpoint folder") into the
-// canonical structs.
+// Tensors of one quantized layer in a checkpoint (design "Tile-COO format", "Checkpoint folder"):
+// their names, and reading them into the canonical structs. Writing is checkpoint_writer.h; the
+// rules on the bytes themselves are kernels/format.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,20 @@
 
 namespace flashquant {
 
+// Layer name + suffix = tensor name.
+inline constexpr std::string_view kCodesSuffix = ".qweight";                   // U8 [N, K/2]
+inline constexpr std::string_view kScalesSuffix = ".scales";                   // BF16 [N, K/group]
+inline constexpr std::string_view kZerosSuffix = ".zeros";                     // U8 [N, K/group]
+inline constexpr std::string_view kTileIndptrSuffix = ".outlier_tile_indptr";  // U32 [T + 1]
+inline constexpr std::string_view kBucketInfoSuffix = ".outlier_bucket_info";  // U16 [T, B, 2]
+inline constexpr std::string_view kRecordsSuffix = ".outlier_groups";          // U8 [G, 16]
+// Name of an I8 table + suffix = its row scales, BF16 [rows, 1].
+inline constexpr std::string_view kTableScaleSuffix = "_scale";
+
+inline constexpr std::string_view kQuantMethod = "flashquant";
+inline constexpr std::string_view kFormatVersion = "1.0";
+inline constexpr int64_t kRowMultiple = 8;  // N is padded to it
+
 // `quantization_config` of config.json, checked: known quant_method and major version, legal tile
 // sizes.
 struct QuantizationConfig {
@@ -29,9 +44,13 @@ struct QuantizationConfig {
 };
 
 // nullopt when config.json has no quantization_config. DATA_LOSS / UNIMPLEMENTED (another
-// quant_method, a future version) otherwise.
+// quant_method, "unsupported version") otherwise.
 absl::StatusOr<std::optional<QuantizationConfig>> ParseQuantizationConfig(
     const nlohmann::json& config);
+
+// The object that ParseQuantizationConfig reads back to the same struct; the caller may add members
+// ("lm_head", ...).
+nlohmann::json QuantizationConfigJson(const QuantizationConfig& config);
 
 struct QuantizedLinearTensors {
   Int4Weight weight;
@@ -42,8 +61,8 @@ struct QuantizedLinearTensors {
 bool IsQuantizedLinear(const TensorSource& tensors, std::string_view name);
 
 // The layer `name` ("model.layers.0.self_attn.q_proj") of true shape [n, k], every rule of the
-// format checked: shapes, checksums, Tile-COO validity, codes against outliers. DATA_LOSS naming
-// tensor and rule.
+// format checked: shapes, checksums (which must be there), Tile-COO validity, codes against
+// outliers. DATA_LOSS naming tensor and rule.
 absl::StatusOr<QuantizedLinearTensors> ReadQuantizedLinear(const TensorSource& tensors,
                                                            const QuantizationConfig& config,
                                                            std::string_view name, int64_t n,
