@@ -1,0 +1,77 @@
+// AddedTokens: tokens that are found in the text as a whole, before any BPE: control tokens
+// ("<|im_end|>") and others that a vocabulary got after training.
+//
+// The rules are those of Hugging Face tokenizers (AddedVocabulary): tokens with normalized=false
+// are searched first, the others in what is left; leftmost, then longest; single_word, lstrip and
+// rstrip are honoured. Searching costs at most kMaxContentBytes steps per byte of text.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "engine/tokenizer/unicode.h"
+
+namespace flashquant {
+
+struct AddedToken {
+  int32_t id = 0;
+  std::string content;
+  bool special = false;
+  bool single_word = false;  // only where no word character is next to it
+  bool lstrip = false;       // takes the white space before it
+  bool rstrip = false;       // takes the white space after it
+  bool normalized = false;
+};
+
+// Immutable; any thread.
+class AddedTokens final {
+ public:
+  static constexpr int64_t kMaxTokens = 1 << 16;
+  static constexpr int64_t kMaxContentBytes = 512;
+
+  // DATA_LOSS "‹file›: added_tokens: …" for empty, too long or repeated contents and ids.
+  static absl::StatusOr<AddedTokens> Create(std::vector<AddedToken> tokens,
+                                            const std::string& file);
+
+  struct Piece {
+    std::string_view text;
+    int32_t id = -1;  // of the added token; -1: ordinary text
+  };
+  // `text` in order; its pieces have no gap but the white space that lstrip and rstrip took.
+  std::vector<Piece> Split(std::string_view text) const;
+
+  const std::vector<AddedToken>& tokens() const { return tokens_; }
+  // Index into tokens(), -1 when `content` is none of them.
+  int32_t Find(std::string_view content) const;
+
+ private:
+  // A trie over bytes; the node of the empty text is 0.
+  struct Trie {
+    void Add(std::string_view content, int32_t index);
+    // Index and end of the longest token that starts at `pos`, -1 when there is none.
+    int32_t Longest(std::string_view text, size_t pos, size_t* end) const;
+
+    std::array<bool, 256> starts{};
+    absl::flat_hash_map<uint64_t, int32_t> children;  // node << 8 | byte
+    std::vector<int32_t> index_of_node{-1};
+  };
+
+  AddedTokens() = default;
+  void SplitBy(const Trie& trie, std::string_view text, std::vector<Piece>* pieces) const;
+  bool HasWordAt(std::string_view text, size_t pos) const;
+  bool HasWordBefore(std::string_view text, size_t pos) const;
+  bool IsSpaceAt(std::string_view text, size_t pos) const;
+
+  std::vector<AddedToken> tokens_;
+  absl::flat_hash_map<std::string, int32_t> index_by_content_;
+  Trie raw_;         // normalized = false
+  Trie normalized_;  // normalized = true
+  const UnicodeClasses* classes_ = nullptr;
+};
+
+}  // namespace flashquant

@@ -1,0 +1,228 @@
+// Merging keeps the symbols of a piece in a linked list over arrays and the mergeable pairs in a
+// binary heap of (rank, position); an entry is stale when the pair at its position has another rank
+// by now. Each merge removes a symbol and adds at most two heap entries: O(n log n).
+#include "engine/tokenizer/bpe_model.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "absl/container/flat_hash_set.h"
+#include "engine/tokenizer/unicode.h"
+#include "kernels/base/status_macros.h"
+
+namespace flashquant {
+namespace {
+
+// The byte-level alphabet: printable Latin-1 bytes stand for themselves, the rest for U+0100 on.
+struct ByteAlphabet {
+  std::array<uint32_t, 256> char_of{};
+  std::array<int16_t, 512> byte_of{};  // -1: not in the alphabet
+
+  ByteAlphabet() {
+    byte_of.fill(-1);
+    uint32_t next = 256;
+    for (uint32_t b = 0; b < 256; ++b) {
+      const bool printable =
+          (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
+      char_of[b] = printable ? b : next++;
+      byte_of[char_of[b]] = static_cast<int16_t>(b);
+    }
+  }
+};
+
+const ByteAlphabet& Alphabet() {
+  static const ByteAlphabet alphabet;
+  return alphabet;
+}
+
+uint64_t PairKey(int32_t left, int32_t right) {
+  return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
+}
+
+}  // namespace
+
+std::optional<std::string> BytesOfSpelling(std::string_view spelled) {
+  std::string bytes;
+  bytes.reserve(spelled.size());
+  for (size_t pos = 0; pos < spelled.size();) {
+    const DecodedChar c = DecodeUtf8(spelled, pos);
+    if (!c.valid || c.code_point >= 512) return std::nullopt;
+    const int16_t byte = Alphabet().byte_of[c.code_point];
+    if (byte < 0) return std::nullopt;
+    bytes.push_back(static_cast<char>(byte));
+    pos += c.num_bytes;
+  }
+  return bytes;
+}
+
+std::string SpellingOfBytes(std::string_view bytes) {
+  std::string spelled;
+  for (const char c : bytes) AppendUtf8(Alphabet().char_of[static_cast<uint8_t>(c)], &spelled);
+  return spelled;
+}
+
+absl::StatusOr<BpeModel> BpeModel::Create(std::vector<VocabularyEntry> entries,
+                                          const std::vector<MergeRule>& merges,
+                                          const Options& options) {
+  BpeModel model;
+  FQ_RETURN_IF_ERROR(model.AddEntries(std::move(entries), options));
+  if (!options.may_drop_bytes && model.num_missing_bytes() > 0) {
+    return UnimplementedError("{}: tokenizer: unsupported unk_token ({} bytes have no token)",
+                              options.file, model.num_missing_bytes());
+  }
+  FQ_RETURN_IF_ERROR(model.AddMerges(merges, options));
+  return model;
+}
+
+absl::Status BpeModel::AddEntries(std::vector<VocabularyEntry> entries, const Options& options) {
+  const std::string where = options.file + ": model.vocab";
+  if (entries.empty()) return DataLossError("{}: empty", where);
+  if (static_cast<int64_t>(entries.size()) > kMaxVocabulary) {
+    return DataLossError("{}: too many tokens (limit {}, got {})", where, kMaxVocabulary,
+                         entries.size());
+  }
+  int32_t max_id = 0;
+  for (const VocabularyEntry& entry : entries) {
+    if (entry.id < 0 || entry.id >= kMaxVocabulary) {
+      return DataLossError("{}: id out of range (limit {}, got {})", where, kMaxVocabulary,
+                           entry.id);
+    }
+    if (entry.content.empty()) return DataLossError("{}: id {} has no text", where, entry.id);
+    if (static_cast<int64_t>(entry.content.size()) > kMaxTokenBytes) {
+      return DataLossError("{}: id {} too long (limit {} bytes, got {})", where, entry.id,
+                           kMaxTokenBytes, entry.content.size());
+    }
+    max_id = std::max(max_id, entry.id);
+  }
+  token_bytes_.resize(static_cast<size_t>(max_id) + 1);
+  has_id_.resize(token_bytes_.size());
+  id_by_content_.reserve(entries.size());
+  byte_ids_.fill(-1);
+  const absl::flat_hash_set<int32_t> control(options.control.begin(), options.control.end());
+  for (VocabularyEntry& entry : entries) {
+    const auto id = static_cast<size_t>(entry.id);
+    if (has_id_[id]) return DataLossError("{}: id {} appears twice", where, entry.id);
+    has_id_[id] = true;
+    const std::optional<std::string> bytes = BytesOfSpelling(entry.content);
+    token_bytes_[id] = bytes.value_or(entry.content);
+    if (bytes && bytes->size() == 1) byte_ids_[static_cast<uint8_t>((*bytes)[0])] = entry.id;
+    if (bytes && options.ignore_merges && !control.contains(entry.id)) {
+      id_by_bytes_.emplace(*bytes, entry.id);
+    }
+    if (!id_by_content_.emplace(std::move(entry.content), entry.id).second) {
+      return DataLossError("{}: the token of id {} appears twice", where, entry.id);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BpeModel::AddMerges(const std::vector<MergeRule>& merges, const Options& options) {
+  const std::string where = options.file + ": model.merges";
+  if (static_cast<int64_t>(merges.size()) > kMaxMerges) {
+    return DataLossError("{}: too many merges (limit {}, got {})", where, kMaxMerges,
+                         merges.size());
+  }
+  rank_by_pair_.reserve(merges.size());
+  merged_by_rank_.reserve(merges.size());
+  const absl::flat_hash_set<int32_t> control(options.control.begin(), options.control.end());
+  for (const auto& [left, right] : merges) {
+    const size_t rank = merged_by_rank_.size();
+    const std::optional<int32_t> left_id = TokenId(left);
+    const std::optional<int32_t> right_id = TokenId(right);
+    const std::optional<int32_t> merged_id = TokenId(left + right);
+    if (!left_id || !right_id || !merged_id) {
+      return DataLossError("{}: merge {} {} a token that is not in the vocabulary", where, rank,
+                           left_id && right_id ? "makes" : "names");
+    }
+    if (control.contains(*merged_id)) {
+      return DataLossError("{}: merge {} makes the special token {}", where, rank, *merged_id);
+    }
+    if (!rank_by_pair_.emplace(PairKey(*left_id, *right_id), static_cast<uint32_t>(rank)).second) {
+      return DataLossError("{}: merge {} appears twice", where, rank);
+    }
+    merged_by_rank_.push_back(*merged_id);
+  }
+  return absl::OkStatus();
+}
+
+std::optional<int32_t> BpeModel::TokenId(std::string_view content) const {
+  const auto it = id_by_content_.find(absl::string_view(content.data(), content.size()));
+  if (it == id_by_content_.end()) return std::nullopt;
+  return it->second;
+}
+
+bool BpeModel::HasId(int32_t id) const {
+  return id >= 0 && id < vocab_size() && has_id_[static_cast<size_t>(id)];
+}
+
+int BpeModel::num_missing_bytes() const {
+  return static_cast<int>(std::count(byte_ids_.begin(), byte_ids_.end(), -1));
+}
+
+uint32_t BpeModel::RankOf(int32_t left, int32_t right) const {
+  const auto it = rank_by_pair_.find(PairKey(left, right));
+  return it == rank_by_pair_.end() ? kNoRank : it->second;
+}
+
+void BpeModel::EncodePiece(std::string_view piece, Scratch* scratch,
+                           std::vector<int32_t>* ids) const {
+  if (!id_by_bytes_.empty()) {
+    const auto it = id_by_bytes_.find(absl::string_view(piece.data(), piece.size()));
+    if (it != id_by_bytes_.end()) {
+      ids->push_back(it->second);
+      return;
+    }
+  }
+  scratch->ids.clear();
+  for (const char c : piece) {
+    const int32_t id = byte_ids_[static_cast<uint8_t>(c)];
+    if (id >= 0) scratch->ids.push_back(id);
+  }
+  if (scratch->ids.size() > 1) Merge(scratch);
+  ids->insert(ids->end(), scratch->ids.begin(), scratch->ids.end());
+}
+
+void BpeModel::Merge(Scratch* scratch) const {
+  std::vector<int32_t>& ids = scratch->ids;
+  const auto num_symbols = static_cast<uint32_t>(ids.size());
+  std::vector<uint32_t>& previous = scratch->previous;
+  std::vector<uint32_t>& next = scratch->next;
+  std::vector<uint32_t>& rank = scratch->rank;  // of the pair that starts here
+  std::vector<uint64_t>& heap = scratch->heap;
+  previous.resize(num_symbols);
+  next.resize(num_symbols);
+  rank.resize(num_symbols);
+  heap.clear();
+  for (uint32_t i = 0; i < num_symbols; ++i) {
+    previous[i] = i == 0 ? kEnd : i - 1;
+    next[i] = i + 1 == num_symbols ? kEnd : i + 1;
+    rank[i] = next[i] == kEnd ? kNoRank : RankOf(ids[i], ids[i + 1]);
+    if (rank[i] != kNoRank) heap.push_back((uint64_t{rank[i]} << 32) | i);
+  }
+  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  const auto update = [&](uint32_t i) {
+    rank[i] = next[i] == kEnd ? kNoRank : RankOf(ids[i], ids[next[i]]);
+    if (rank[i] == kNoRank) return;
+    heap.push_back((uint64_t{rank[i]} << 32) | i);
+    std::push_heap(heap.begin(), heap.end(), std::greater<>());
+  };
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    const auto top_rank = static_cast<uint32_t>(heap.back() >> 32);
+    const auto i = static_cast<uint32_t>(heap.back());
+    heap.pop_back();
+    if (rank[i] != top_rank) continue;
+    const uint32_t removed = next[i];
+    ids[i] = merged_by_rank_[top_rank];
+    rank[removed] = kNoRank;
+    next[i] = next[removed];
+    if (next[i] != kEnd) previous[next[i]] = i;
+    update(i);
+    if (previous[i] != kEnd) update(previous[i]);
+  }
+  uint32_t num_left = 0;
+  for (uint32_t i = 0; i != kEnd; i = next[i]) ids[num_left++] = ids[i];
+  ids.resize(num_left);
+}
+
+}  // namespace flashquant

@@ -1,0 +1,95 @@
+// BpeModel: the vocabulary and merges of a byte-level BPE tokenizer, and the merging of one piece.
+// No pre-tokenizing, no added tokens, no files.
+//
+// Source: Sennrich et al. 2016 (BPE for translation); byte-level spelling after GPT-2's
+// published encoder. The order of merges (lowest rank first, leftmost among equals) is that of
+// Hugging Face tokenizers.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+
+namespace flashquant {
+
+inline constexpr int64_t kMaxVocabulary = int64_t{1} << 20;
+inline constexpr int64_t kMaxMerges = int64_t{1} << 21;
+inline constexpr int64_t kMaxTokenBytes = 4096;  // of one vocabulary entry as spelled in the file
+
+// A vocabulary entry or merge as the file spells it.
+struct VocabularyEntry {
+  std::string content;
+  int32_t id = 0;
+};
+using MergeRule = std::pair<std::string, std::string>;
+
+// The bytes that a byte-level spelling stands for ("Ġthe" is " the"), nullopt when a character of
+// `spelled` is outside that alphabet.
+std::optional<std::string> BytesOfSpelling(std::string_view spelled);
+// The reverse.
+std::string SpellingOfBytes(std::string_view bytes);
+
+// Immutable after Create; any thread.
+class BpeModel final {
+ public:
+  struct Options {
+    bool ignore_merges = false;    // a piece that is a token is not built from merges
+    bool may_drop_bytes = true;    // false: every byte must have a token
+    std::string file;              // name for messages
+    std::vector<int32_t> control;  // ids of special tokens: merging must not produce them
+  };
+  // `entries` in any order. DATA_LOSS "‹file›: model.vocab: …" / "model.merges: …" for an empty
+  // vocabulary, an empty or repeated content, an id repeated or outside [0, kMaxVocabulary), too
+  // many entries or merges, a merge that names or makes an unknown token, that is repeated or that
+  // makes a control token. Ids may have holes here: added tokens may fill them.
+  static absl::StatusOr<BpeModel> Create(std::vector<VocabularyEntry> entries,
+                                         const std::vector<MergeRule>& merges,
+                                         const Options& options);
+
+  // Working memory of EncodePiece, reused from piece to piece; one per thread.
+  struct Scratch {
+    std::vector<int32_t> ids;
+    std::vector<uint32_t> previous, next, rank;
+    std::vector<uint64_t> heap;
+  };
+  // Appends the ids of one piece: time O(n log n) in its bytes, no recursion. A byte without a
+  // token is dropped, as Hugging Face does without an unk_token. The piece is at most 1 GiB.
+  void EncodePiece(std::string_view piece, Scratch* scratch, std::vector<int32_t>* ids) const;
+
+  // One more than the greatest id.
+  int32_t vocab_size() const { return static_cast<int32_t>(token_bytes_.size()); }
+  // Raw bytes; an entry spelled outside the byte-level alphabet gives its UTF-8 text; "" for holes.
+  std::string_view TokenBytes(int32_t id) const { return token_bytes_[static_cast<size_t>(id)]; }
+  // By the content as the file spells it.
+  std::optional<int32_t> TokenId(std::string_view content) const;
+  bool HasId(int32_t id) const;
+  // Bytes that no token stands for.
+  int num_missing_bytes() const;
+
+ private:
+  static constexpr uint32_t kNoRank = UINT32_MAX;
+  static constexpr uint32_t kEnd = UINT32_MAX;
+
+  BpeModel() = default;
+  absl::Status AddEntries(std::vector<VocabularyEntry> entries, const Options& options);
+  absl::Status AddMerges(const std::vector<MergeRule>& merges, const Options& options);
+  uint32_t RankOf(int32_t left, int32_t right) const;
+  void Merge(Scratch* scratch) const;
+
+  absl::flat_hash_map<std::string, int32_t> id_by_content_;
+  absl::flat_hash_map<std::string, int32_t> id_by_bytes_;  // filled for ignore_merges only
+  std::vector<std::string> token_bytes_;                   // by id
+  std::vector<bool> has_id_;                               // by id
+  std::array<int32_t, 256> byte_ids_{};                    // -1: no token
+  absl::flat_hash_map<uint64_t, uint32_t> rank_by_pair_;   // left id << 32 | right id
+  std::vector<int32_t> merged_by_rank_;
+};
+
+}  // namespace flashquant

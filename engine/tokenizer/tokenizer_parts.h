@@ -1,0 +1,57 @@
+// TokenizerParts: what the files of a tokenizer say, parsed and checked one by one, before they are
+// put together (tokenizer_loader.h). No file access.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/tokenizer/added_tokens.h"
+#include "engine/tokenizer/bpe_model.h"
+#include "engine/tokenizer/pre_tokenizer.h"
+#include "nlohmann/json.hpp"
+
+namespace flashquant {
+
+struct TokenizerParts {
+  std::vector<VocabularyEntry> vocabulary;
+  std::vector<MergeRule> merges;
+  bool ignore_merges = false;
+  bool has_unk_token = false;
+  std::vector<AddedToken> added_tokens;
+  std::vector<PreTokenizerStage> stages;
+  // The post-processor says what comes before a text: decides alone when it has a template.
+  bool has_template = false;
+  std::optional<int32_t> template_bos;
+};
+
+// What tokenizer_config.json says.
+struct TokenizerConfig {
+  std::optional<std::string> bos_token;
+  std::optional<std::string> eos_token;
+  std::vector<std::string> other_special_tokens;  // unk, pad and additional ones
+  std::vector<AddedToken> added_tokens;           // added_tokens_decoder
+  bool add_bos_token = false;
+  bool add_prefix_space = false;
+};
+
+// tokenizer.json. DATA_LOSS for broken content; UNIMPLEMENTED "tokenizer.json: tokenizer:
+// unsupported ‹kind› '‹name›'" for a normalizer, pre_tokenizer, model, post_processor or decoder
+// that we do not know or an option of theirs that we do not have.
+absl::StatusOr<TokenizerParts> ParseTokenizerJson(std::string_view text);
+
+// vocab.json and merges.txt, as GPT-2 has them: byte-level BPE with GPT-2's pattern. DATA_LOSS.
+absl::StatusOr<TokenizerParts> ParseVocabAndMerges(std::string_view vocab_json,
+                                                   std::string_view merges_txt);
+
+// tokenizer_config.json. DATA_LOSS.
+absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view text);
+
+// "vocab" object: content to id. `file` for messages.
+absl::StatusOr<std::vector<VocabularyEntry>> ParseVocabulary(const nlohmann::json& vocab,
+                                                             const std::string& file);
+
+}  // namespace flashquant
