@@ -1,0 +1,76 @@
+// INT4 quantization of one group of weights: scale and zero point searched for least squared error
+// when the group may leave some weights out (the outliers, which Tile-COO stores in BF16).
+//
+// Which groups may leave out how many is decided elsewhere (outlier_selector.h); whole matrices are
+// in matrix_quantizer.h. Everything here is a pure function of its arguments, so results do not
+// depend on threads.
+//
+// The search is exact on its grid: for one (scale, zero) the best weights to leave out are those
+// with the largest errors, whatever their magnitude, so one pass over the grid gives the least
+// error for every number of left-out weights at once.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/base/bfloat16.h"
+
+namespace flashquant {
+
+// dequant(code) = scale * (code - zero), code 0..15. The scale is the stored BF16 number, so what a
+// search evaluates is what a checkpoint holds.
+struct GroupParams {
+  BFloat16 scale;
+  uint8_t zero = 8;
+  friend bool operator==(const GroupParams&, const GroupParams&) = default;
+};
+
+// Weights above this are refused by callers: their squared errors would leave float's range.
+inline constexpr float kMaxWeightMagnitude = 1e15f;
+
+class GroupQuantizer final {
+ public:
+  // symmetric: the zero point is always 8. An object holds scratch memory: one per thread.
+  explicit GroupQuantizer(bool symmetric) : symmetric_(symmetric) {}
+
+  // errors[j] = least sum of squared errors of `weights` (finite, at most kMaxWeightMagnitude) with
+  // j weights left out, j = 0 .. errors.size() - 1, and params[j] what reaches it. Never rises with
+  // j. Infinite where the group has fewer than j weights that are not zero in BF16 (a zero weight
+  // never gets an outlier slot).
+  void ErrorCurve(std::span<const float> weights, std::span<double> errors,
+                  std::span<GroupParams> params);
+
+  // Improves *params for `num_outliers` left-out weights by least squares and neighbouring scales
+  // and zero points; returns the error reached, which is never above the error of the *params
+  // given.
+  double Refine(std::span<const float> weights, int num_outliers, GroupParams* params);
+
+  // The best params for `weights` with none left out: ErrorCurve, then Refine.
+  GroupParams Fit(std::span<const float> weights);
+
+  // Sum of squared errors under `params` without the `num_outliers` largest.
+  double Error(std::span<const float> weights, GroupParams params, int num_outliers);
+
+  // Indices of the `count` weights with the largest errors under `params`, largest first; ties go
+  // to the larger magnitude, then the lower index; weights that are zero in BF16 come last.
+  void LargestErrors(std::span<const float> weights, GroupParams params, int count,
+                     std::vector<int32_t>* indices);
+
+ private:
+  void TrySearchPoint(std::span<const float> weights, GroupParams candidate,
+                      std::span<double> errors, std::span<GroupParams> params);
+
+  const bool symmetric_;
+  std::vector<float> squared_;
+  std::vector<float> sorted_;
+  std::vector<int32_t> order_;
+};
+
+// The code of `weight`: nearest of the 16 levels.
+uint8_t EncodeInt4(float weight, GroupParams params);
+
+// Squared error of each weight under `params`; same sizes.
+void SquaredErrors(std::span<const float> weights, GroupParams params, std::span<float> squared);
+
+}  // namespace flashquant

@@ -1,0 +1,46 @@
+// Quantizes one linear layer's weight to INT4 plus BF16 outliers: the groups' scales and zero
+// points, the choice of outliers and the codes. Encoding to Tile-COO is done by
+// kernels/format/tile_coo_encoder.h, files by checkpoint_quantizer.h.
+//
+// Round-to-nearest: no calibration data. With "replace" semantics the code under an outlier is the
+// zero point, so the dense part gives exactly 0 there.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/quantize/outlier_selector.h"
+#include "kernels/format/int4_weight.h"
+#include "kernels/format/tile_coo_encoder.h"
+
+namespace flashquant {
+
+struct MatrixQuantizerOptions {
+  int64_t group_size = 128;  // 32, 64, 128; -1 = one group per row
+  bool symmetric = false;
+  double density = 0.01;  // stored slots / (K * N), 0 .. kMaxDensity; 0 = no outliers
+  OutlierRule rule = OutlierRule::kErrorWithRescale;
+  int32_t tile_k = 256;  // a multiple of the group size
+  int num_threads = 1;   // does not change the result
+};
+
+// A quarter of a tile column is the most that the search looks at.
+inline constexpr double kMaxDensity = 0.2;
+
+struct QuantizedMatrix {
+  Int4Weight weight;
+  // By n, then k; values are the weights rounded to BF16, never zero. In every (tile, column) their
+  // number is a multiple of four.
+  std::vector<TileCooSlot> outliers;
+  double energy = 0;         // sum of squared weights
+  double error_without = 0;  // sum of squared errors of the best INT4 without outliers
+  double error_with = 0;     // the same as stored, with outliers
+};
+
+// weights: [n, k] row-major, finite, at most kMaxWeightMagnitude (the caller checks). The result is
+// the same, bit for bit, for any num_threads.
+QuantizedMatrix QuantizeMatrix(std::span<const float> weights, int64_t n, int64_t k,
+                               const MatrixQuantizerOptions& options);
+
+}  // namespace flashquant
