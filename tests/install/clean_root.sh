@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Shows that both commands of README work on a machine with nothing on it: makes a bare Debian root with debootstrap,
+# copies the committed repository into it (nothing else of this machine but name resolution, apt mirror and CA
+# certificates), and runs tests/run.sh and deploy/quickstart.sh there, the latter twice. Needs root and debootstrap.
+#   tests/install/clean_root.sh [--suite bookworm] [--work FOLDER] [--data FOLDER] [--skip-tests] [--smollm2] [--keep-root]
+# --data: copy test data into the root too (FQ_TEST_DATA), else the tests that need it are skipped, which is the point.
+# The bare root is kept as a tarball under --work (default: ${TMPDIR:-/tmp}/flashquant-clean-root), so that only the
+# first run downloads it. Mirror: FQ_APT_MIRROR, else this machine's own apt sources, else Debian's.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+suite=bookworm
+work="${TMPDIR:-/tmp}/flashquant-clean-root"
+data=""
+run_tests=1
+smollm2=0
+keep_root=0
+while (($#)); do
+  case "$1" in
+    --suite | --work | --data)
+      (($# >= 2)) || { echo "clean_root: $1 needs a value" >&2; exit 2; }
+      case "$1" in
+        --suite) suite="$2" ;;
+        --work) work="$2" ;;
+        --data) data="$(realpath "$2")" ;;
+      esac
+      shift 2
+      ;;
+    --skip-tests) run_tests=0; shift ;;
+    --smollm2) smollm2=1; shift ;;
+    --keep-root) keep_root=1; shift ;;
+    *) echo "clean_root: unknown argument '$1'" >&2; exit 2 ;;
+  esac
+done
+((EUID == 0)) || { echo "clean_root: needs root (debootstrap, chroot)" >&2; exit 1; }
+command -v debootstrap >/dev/null || { echo "clean_root: apt-get install debootstrap" >&2; exit 1; }
+
+# The mirror that this machine uses for the suite, in either form of apt's source files.
+find_mirror() {
+  if [[ -n "${FQ_APT_MIRROR:-}" ]]; then
+    echo "${FQ_APT_MIRROR}"
+    return
+  fi
+  local uri
+  uri="$(cat /etc/apt/sources.list.d/*.sources 2>/dev/null |
+    awk -v suite="${suite}" '/^$/ {uri=""} /^URIs:/ {uri=$2} /^Suites:/ {for (i = 2; i <= NF; ++i) if ($i == suite) {print uri; exit}}')"
+  [[ -n "${uri}" ]] || uri="$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null |
+    awk -v suite="${suite}" '$1 == "deb" {i = 2; if ($2 ~ /^\[/) {while ($i !~ /\]$/) ++i; ++i} if ($(i + 1) == suite) {print $i; exit}}')"
+  echo "${uri:-http://deb.debian.org/debian}"
+}
+
+mirror="$(find_mirror)"
+tarball="${work}/${suite}.tar"
+root="${work}/root"
+mkdir -p "${work}"
+
+unmount() {
+  if mountpoint -q "${root}/proc"; then umount "${root}/proc"; fi
+}
+# --one-file-system: whatever is still mounted below is not this script's to delete.
+remove_root() {
+  unmount
+  rm -rf --one-file-system "${root}"
+}
+trap unmount EXIT
+
+if [[ ! -f "${tarball}" ]]; then
+  echo "==> debootstrap ${suite}"
+  remove_root
+  debootstrap --variant=minbase "${suite}" "${root}" "${mirror}" >"${work}/debootstrap.log" 2>&1 || {
+    tail -n 20 "${work}/debootstrap.log" >&2
+    exit 1
+  }
+  tar -C "${root}" -cf "${tarball}.part" .
+  mv "${tarball}.part" "${tarball}"
+fi
+
+echo "==> bare root from ${tarball}, repository at $(git rev-parse --short HEAD)"
+remove_root
+mkdir -p "${root}"
+tar -C "${root}" -xf "${tarball}"
+mount -t proc proc "${root}/proc"
+cp /etc/resolv.conf /etc/hosts "${root}/etc/"
+# apt settings of this machine (a proxy, for one), and the certificates its network needs.
+cp -r /etc/apt/apt.conf.d/. "${root}/etc/apt/apt.conf.d/"
+if [[ -d /usr/local/share/ca-certificates ]]; then
+  mkdir -p "${root}/usr/local/share/ca-certificates"
+  cp -rL /usr/local/share/ca-certificates/. "${root}/usr/local/share/ca-certificates/"
+fi
+mkdir -p "${root}/src/flashquant"
+git archive HEAD | tar -C "${root}/src/flashquant" -x
+test_data=/nonexistent
+if [[ -n "${data}" ]]; then
+  mkdir -p "${root}/src/shared"
+  cp -r "${data}/." "${root}/src/shared/"
+  test_data=/src/shared
+fi
+
+# in_root NAME COMMAND...: runs it in the root with an empty environment and prints how long it took.
+in_root() {
+  local name="$1" start status=0
+  shift
+  echo
+  echo "==> ${name}: $*"
+  start="$(date +%s.%N)"
+  chroot "${root}" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 CI=true \
+    FQ_TEST_DATA="${test_data}" bash -c "cd /src/flashquant && $*" </dev/null || status=$?
+  echo "==> ${name}: exit code ${status}, $(awk -v a="${start}" -v b="$(date +%s.%N)" 'BEGIN {printf "%.1f", b - a}') s"
+  ((status == 0)) || failed+=("${name}")
+}
+
+failed=()
+in_root "quick start, first run" bash deploy/quickstart.sh
+in_root "quick start, second run" bash deploy/quickstart.sh
+if ((smollm2)); then
+  in_root "SmolLM2, first run" bash deploy/quickstart.sh --model smollm2
+  in_root "SmolLM2, second run" bash deploy/quickstart.sh --model smollm2
+fi
+if ((run_tests)); then
+  in_root "tests" bash tests/run.sh
+fi
+
+unmount
+((keep_root)) || remove_root
+echo
+if ((${#failed[@]})); then
+  printf 'FAILED: %s\n' "${failed[@]}"
+  exit 1
+fi
+echo "All commands passed in the clean root."
