@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -31,14 +33,18 @@ struct EngineStats {
   int64_t steps = 0;
 };
 
-// What the engine works with; all must outlive it. `tokenizer` may be null (token ids only: no stop
-// strings).
+// What the engine works with; all must outlive it. Only `runner` must be set.
 struct EngineDependencies {
   StepRunner* runner = nullptr;
-  const Tokenizer* tokenizer = nullptr;
-  Metrics* metrics = nullptr;
-  const Clock* clock = nullptr;
-  StreamListener* listener = nullptr;  // may be null when streams are read with WaitAndTake
+  const Tokenizer* tokenizer = nullptr;  // null: token ids only, no stop strings
+  Metrics* metrics = nullptr;            // null: not exported
+  const Clock* clock = nullptr;          // null: the real one
+  StreamListener* listener = nullptr;    // null: streams are read with WaitAndTake
+  std::vector<int32_t> eos_token_ids;    // tokens that end an answer (generation_config.json)
+  int32_t vocab_size = 0;                // checks prompt ids in Submit; 0 = not checked
+  // Called once, on the engine thread, with the error that ended the engine. Must not call the
+  // engine.
+  std::function<void(const absl::Status&)> on_failure;
 };
 
 class Engine final {
@@ -50,13 +56,15 @@ class Engine final {
   ~Engine();
 
   // Takes the request and guarantees exactly one terminal event on the returned stream, or returns
-  // an error and takes nothing: INVALID_ARGUMENT (could never fit, even alone), RESOURCE_EXHAUSTED
+  // an error and takes nothing: INVALID_ARGUMENT (empty, id out of range, could never fit, even
+  // alone), RESOURCE_EXHAUSTED
   // (queue full), UNAVAILABLE (draining, failed), ALREADY_EXISTS (id running), DEADLINE_EXCEEDED
   // (already past). The error's ErrorInfo reason is its payload kErrorReasonPayload. Any thread;
   // never waits.
   absl::StatusOr<std::shared_ptr<RequestStream>> Submit(GenerateRequest request,
                                                         std::shared_ptr<void> user_data = nullptr);
-  // Wakes the engine so that a cancel is seen although nothing runs. Any thread.
+  // Makes the engine look at cancels and deadlines now although nothing runs. RequestStream::Cancel
+  // does it by itself; tests need it after moving a fake clock. Any thread.
   void NotifyCancelled();
 
   // Refuses new requests and waits until the accepted ones ended or `deadline` passed; what is left
@@ -64,6 +72,8 @@ class Engine final {
   bool Drain(TimePoint deadline);
 
   EngineHealth health() const;
+  // What made the engine fail; OK while it has not. Any thread.
+  absl::Status failure() const;
   // Snapshot of the last step boundary. Any thread.
   EngineStats stats() const;
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "engine/base/error_reason.h"
 
 namespace flashquant {
 
@@ -17,11 +18,9 @@ struct EngineConfig {
   int32_t row_multiple = 1;    // decode batches are padded to this; the backend's by default
   bool run_ahead = false;      // launch a step before the last one is collected
 
-  // FAILED_PRECONDITION naming the key, the range and the value.
+  // FAILED_PRECONDITION naming the key, the range and the value. The two zeros that mean "to be
+  // filled in" pass here; Engine::Create refuses them.
   absl::Status Validate() const;
 };
-
-// Key of the absl::Status payload that carries an ErrorInfo reason such as "QUEUE_FULL".
-inline constexpr char kErrorReasonPayload[] = "flashquant.dev/reason";
 
 }  // namespace flashquant

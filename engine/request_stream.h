@@ -37,24 +37,33 @@ struct StreamUpdate {
   bool empty() const { return !admitted && token_ids.empty() && !finished; }
 };
 
+// Rung by a stream when the engine has something to see: a cancel, or room again. Any thread.
+class EngineBell {
+ public:
+  virtual ~EngineBell() = default;
+  virtual void Ring() = 0;
+};
+
 enum class CancelReason { kClient, kDeadline, kSlowReader, kDrain };
 
 class RequestStream final {
  public:
   static constexpr int kMaxPendingTokens = 256;
 
-  // `user_data` is the consumer's own (the server keeps its reactor there).
-  explicit RequestStream(std::string request_id, std::shared_ptr<void> user_data = nullptr);
+  // `user_data` is the consumer's own (the server keeps its reactor there). `bell` may be null.
+  explicit RequestStream(std::string request_id, std::shared_ptr<void> user_data = nullptr,
+                         std::shared_ptr<EngineBell> bell = nullptr);
 
   const std::string& request_id() const { return request_id_; }
   const std::shared_ptr<void>& user_data() const { return user_data_; }
 
   // Consumer. Take never waits; WaitAndTake waits until there is something (for callers without a
-  // listener).
+  // listener); not to be called after the update with `finished`.
   StreamUpdate Take();
   StreamUpdate WaitAndTake();
 
-  // Any thread; the first reason stays. Seen by the engine at the next step boundary.
+  // Any thread; the first reason stays. Wakes the engine, which sees it at the next step boundary.
+  // Harmless after the end.
   void Cancel(CancelReason reason);
   std::optional<CancelReason> cancel_reason() const;
 
@@ -62,18 +71,27 @@ class RequestStream final {
   void PushAdmitted();
   void PushToken(int32_t token_id, TimePoint time);
   void PushFinished(FinishedEvent event);
+  // The token that ends the request and the terminal event, in one update: the consumer must know
+  // that it is the last one before it turns it into text.
+  void PushLastToken(int32_t token_id, TimePoint time, FinishedEvent event);
   // Undelivered tokens; the scheduler pauses the sequence at kMaxPendingTokens.
   int pending_tokens() const { return pending_tokens_.load(std::memory_order_relaxed); }
 
  private:
+  StreamUpdate TakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddToken(int32_t token_id, TimePoint time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RingIfMadeRoom(const StreamUpdate& taken);
+
   const std::string request_id_;
   const std::shared_ptr<void> user_data_;
+  const std::shared_ptr<EngineBell> bell_;
   std::atomic<int> cancel_reason_{-1};
   std::atomic<int> pending_tokens_{0};
 
   Mutex mu_;
   CondVar ready_;
   StreamUpdate update_ ABSL_GUARDED_BY(mu_);
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace flashquant

@@ -1,0 +1,248 @@
+// Engine: checks requests, owns the thread, and decides how it ends. The steps are
+// engine_loop.cc's.
+#include "engine/engine.h"
+
+#include <atomic>
+#include <exception>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "engine/engine_loop.h"
+#include "engine/metrics.h"
+#include "engine/request_inbox.h"
+#include "kernels/base/check.h"
+#include "kernels/base/mutex.h"
+#include "kernels/base/status_macros.h"
+#include "prometheus/registry.h"
+
+namespace flashquant {
+namespace {
+
+absl::Status DrainingError() {
+  return WithReason(UnavailableError("server is shutting down"), "DRAINING");
+}
+
+absl::Status EngineFailedError() {
+  return WithReason(UnavailableError("engine failed"), "ENGINE_FAILED");
+}
+
+absl::Status CheckTokenIds(const GenerateRequest& request, int32_t vocab_size) {
+  for (size_t i = 0; i < request.prompt_tokens.size(); ++i) {
+    const int32_t id = request.prompt_tokens[i];
+    if (id >= 0 && (vocab_size == 0 || id < vocab_size)) continue;
+    return WithReason(InvalidArgumentError("prompt.token_ids[{}]: out of range (limit {}, got {})",
+                                           i, vocab_size, id),
+                      "TOKEN_ID_OUT_OF_RANGE");
+  }
+  return absl::OkStatus();
+}
+
+// The rules that need the engine's limits; ranges of sampling parameters are the server's. Fills in
+// max_output_tokens of a request that is limited by the context alone.
+absl::Status CheckRequest(const EngineConfig& config, const EngineDependencies& dependencies,
+                          GenerateRequest* request) {
+  const auto prompt = static_cast<int64_t>(request->prompt_tokens.size());
+  StopConditions& stop = request->stop;
+  if (prompt == 0) {
+    return WithReason(InvalidArgumentError("prompt: must not be empty"), "EMPTY_PROMPT");
+  }
+  if (prompt >= config.context_length) {
+    return WithReason(InvalidArgumentError("prompt: no room for output (context {}, prompt {})",
+                                           config.context_length, prompt),
+                      "CONTEXT_LENGTH_EXCEEDED");
+  }
+  FQ_RETURN_IF_ERROR(CheckTokenIds(*request, dependencies.vocab_size));
+  if (stop.limited_by_context) {
+    stop.max_output_tokens = static_cast<int32_t>(config.context_length - prompt);
+  }
+  if (stop.max_output_tokens < 1) {
+    return WithReason(InvalidArgumentError("stop.max_output_tokens: must be at least 1"),
+                      "PARAMETER_OUT_OF_RANGE");
+  }
+  if (prompt + stop.max_output_tokens > config.context_length) {
+    return WithReason(
+        InvalidArgumentError("prompt + max_output_tokens: exceeds context (limit {}, got {})",
+                             config.context_length, prompt + stop.max_output_tokens),
+        "CONTEXT_LENGTH_EXCEEDED");
+  }
+  const int64_t needed =
+      Scheduler::BlocksNeeded(prompt, stop.max_output_tokens, config.block_tokens);
+  if (needed > config.num_blocks - 1) {
+    return WithReason(
+        InvalidArgumentError("request needs {} KV blocks, {} exist", needed, config.num_blocks - 1),
+        "KV_CAPACITY_EXCEEDED");
+  }
+  if (!stop.sequences.empty() && dependencies.tokenizer == nullptr) {
+    return WithReason(InvalidArgumentError("stop.sequences: the model has no tokenizer"),
+                      "STOP_SEQUENCE_INVALID");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(const EngineConfig& config, EngineDependencies dependencies)
+      : config_(config),
+        dependencies_(FillIn(std::move(dependencies))),
+        inbox_(std::make_shared<RequestInbox>(config.max_waiting)),
+        loop_(config_, dependencies_, inbox_.get()),
+        stats_(loop_.stats()),
+        thread_([this] { Run(); }) {}
+
+  ~Impl() {
+    inbox_->Close(DrainingError());
+    stop_.store(true);
+    inbox_->Ring();
+    thread_.join();
+  }
+
+  absl::StatusOr<std::shared_ptr<RequestStream>> Submit(GenerateRequest request,
+                                                        std::shared_ptr<void> user_data) {
+    FQ_RETURN_IF_ERROR(CheckRequest(config_, dependencies_, &request));
+    if (request.deadline.has_value() && dependencies_.clock->Now() >= *request.deadline) {
+      return DeadlineExceededError("deadline exceeded");
+    }
+    auto stream = std::make_shared<RequestStream>(request.request_id, std::move(user_data), inbox_);
+    FQ_RETURN_IF_ERROR(inbox_->Push({std::move(request), stream}));
+    return stream;
+  }
+
+  void Wake() { inbox_->Ring(); }
+
+  bool Drain(TimePoint deadline) {
+    EngineHealth serving = EngineHealth::kServing;
+    health_.compare_exchange_strong(serving, EngineHealth::kDraining);
+    inbox_->Close(DrainingError());
+    if (inbox_->WaitUntilAllEnded(deadline - dependencies_.clock->Now())) return true;
+    end_all_.store(true);
+    inbox_->Ring();
+    inbox_->WaitUntilAllEnded(std::nullopt);
+    return false;
+  }
+
+  EngineHealth health() const { return health_.load(); }
+
+  absl::Status failure() const {
+    MutexLock lock(&mu_);
+    return failure_;
+  }
+
+  EngineStats stats() const {
+    MutexLock lock(&mu_);
+    return stats_;
+  }
+
+ private:
+  EngineDependencies FillIn(EngineDependencies dependencies) {
+    if (dependencies.clock == nullptr) dependencies.clock = &own_clock_;
+    if (dependencies.metrics == nullptr) {
+      own_registry_ = std::make_unique<prometheus::Registry>();
+      own_metrics_ = std::make_unique<Metrics>(*own_registry_, "", config_.context_length);
+      dependencies.metrics = own_metrics_.get();
+    }
+    return dependencies;
+  }
+
+  // The engine thread.
+  void Run() {
+    while (!stop_.load()) {
+      const absl::StatusOr<bool> more = RunStepWithoutThrowing();
+      if (!more.ok()) {
+        Fail(more.status());
+        return;
+      }
+      if (end_all_.exchange(false)) loop_.EndAll(DrainingError(), GenerationEnd::kDrained);
+      PublishStats();
+      if (!*more) inbox_->Wait(loop_.TimeToNextDeadline());
+    }
+    loop_.EndAll(DrainingError(), GenerationEnd::kDrained);
+    // Collects what is still in flight: nobody may free the runner under a running step.
+    while (RunStepWithoutThrowing().value_or(false)) {
+    }
+    PublishStats();
+  }
+
+  // We do not throw, but the standard library may (out of memory). What an exception interrupted is
+  // in no known state, so it ends the engine like a device error.
+  absl::StatusOr<bool> RunStepWithoutThrowing() {
+    try {
+      return loop_.RunStep();
+    } catch (const std::exception& exception) {
+      return InternalError("exception in an engine step: {}", exception.what());
+    } catch (...) {
+      return InternalError("exception in an engine step");
+    }
+  }
+
+  void Fail(const absl::Status& error) {
+    {
+      MutexLock lock(&mu_);
+      failure_ = error;
+    }
+    health_.store(EngineHealth::kFailed);
+    // Before the requests are ended: none may slip in between.
+    inbox_->Close(EngineFailedError());
+    loop_.EndAll(EngineFailedError(), GenerationEnd::kError);
+    PublishStats();
+    if (dependencies_.on_failure) dependencies_.on_failure(error);
+  }
+
+  void PublishStats() {
+    MutexLock lock(&mu_);
+    stats_ = loop_.stats();
+  }
+
+  const EngineConfig config_;
+  const SteadyClock own_clock_;
+  std::unique_ptr<prometheus::Registry> own_registry_;
+  std::unique_ptr<Metrics> own_metrics_;
+  const EngineDependencies dependencies_;
+  const std::shared_ptr<RequestInbox> inbox_;
+  EngineLoop loop_;  // engine thread only
+
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> end_all_{false};
+  std::atomic<EngineHealth> health_{EngineHealth::kServing};
+  mutable Mutex mu_;
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  EngineStats stats_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_;  // last: it uses all the others
+};
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& config,
+                                                       const EngineDependencies& dependencies) {
+  FQ_CHECK(dependencies.runner != nullptr);
+  FQ_RETURN_IF_ERROR(config.Validate());
+  if (config.context_length < 2) {
+    return FailedPreconditionError("context_length: must be at least 2 (got {})",
+                                   config.context_length);
+  }
+  if (config.num_blocks < 2) {
+    return FailedPreconditionError("num_blocks: must be at least 2 (got {})", config.num_blocks);
+  }
+  return std::unique_ptr<Engine>(new Engine(std::make_unique<Impl>(config, dependencies)));
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Engine::~Engine() = default;
+
+absl::StatusOr<std::shared_ptr<RequestStream>> Engine::Submit(GenerateRequest request,
+                                                              std::shared_ptr<void> user_data) {
+  return impl_->Submit(std::move(request), std::move(user_data));
+}
+
+void Engine::NotifyCancelled() { impl_->Wake(); }
+
+bool Engine::Drain(TimePoint deadline) { return impl_->Drain(deadline); }
+
+EngineHealth Engine::health() const { return impl_->health(); }
+
+absl::Status Engine::failure() const { return impl_->failure(); }
+
+EngineStats Engine::stats() const { return impl_->stats(); }
+
+}  // namespace flashquant

@@ -1,0 +1,338 @@
+// The step: inbox, cancels, schedule, launch, collect, commit, publish.
+#include "engine/engine_loop.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/base/error_reason.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace flashquant {
+namespace {
+
+SchedulerConfig ToSchedulerConfig(const EngineConfig& config) {
+  SchedulerConfig result;
+  result.max_sequences = config.max_sequences;
+  result.token_budget = config.token_budget;
+  result.block_tokens = config.block_tokens;
+  result.num_blocks = config.num_blocks;
+  result.row_multiple = config.row_multiple;
+  return result;
+}
+
+struct EarlyEnd {
+  absl::Status status;
+  GenerationEnd end;
+  ReleaseReason release;
+};
+
+EarlyEnd EndFor(CancelReason reason) {
+  switch (reason) {
+    case CancelReason::kClient:
+      return {CancelledError("cancelled by the client"), GenerationEnd::kCancelled,
+              ReleaseReason::kCancelled};
+    case CancelReason::kDeadline:
+      return {DeadlineExceededError("deadline exceeded"), GenerationEnd::kDeadline,
+              ReleaseReason::kDeadline};
+    case CancelReason::kSlowReader:
+      return {WithReason(ResourceExhaustedError("client does not read"), "SLOW_READER"),
+              GenerationEnd::kSlowReader, ReleaseReason::kCancelled};
+    case CancelReason::kDrain:
+      break;
+  }
+  return {WithReason(UnavailableError("server is shutting down"), "DRAINING"),
+          GenerationEnd::kDrained, ReleaseReason::kCancelled};
+}
+
+GenerationEnd ToGenerationEnd(FinishReason reason) {
+  static_assert(static_cast<int>(FinishReason::kContextLength) ==
+                static_cast<int>(GenerationEnd::kContextLength));
+  return static_cast<GenerationEnd>(reason);
+}
+
+}  // namespace
+
+EngineLoop::LiveRequest::LiveRequest(AcceptedRequest accepted,
+                                     const EngineDependencies& dependencies)
+    : request(std::move(accepted.request)),
+      stream(std::move(accepted.stream)),
+      stop_checker(&request.stop, dependencies.eos_token_ids, dependencies.tokenizer),
+      num_prompt_tokens(static_cast<int64_t>(request.prompt_tokens.size())) {}
+
+EngineLoop::EngineLoop(const EngineConfig& config, const EngineDependencies& dependencies,
+                       RequestInbox* inbox)
+    : config_(config),
+      dependencies_(dependencies),
+      inbox_(inbox),
+      runner_(dependencies.runner),
+      metrics_(dependencies.metrics),
+      clock_(dependencies.clock),
+      scheduler_(ToSchedulerConfig(config)) {
+  metrics_->SetQueueLimit(config.max_waiting);
+  metrics_->SetRowMultiple(config.row_multiple);
+  metrics_->SetKvPool(config.block_tokens);
+  PublishStats(clock_->Now());
+}
+
+absl::StatusOr<bool> EngineLoop::RunStep() {
+  const TimePoint now = clock_->Now();
+  TakeInbox();
+  EndCancelledAndExpired(now);
+  UpdatePauses();
+
+  const StepPlan& plan = scheduler_.Schedule();
+  const bool launched = !plan.empty();
+  if (launched) {
+    AnnounceAdmitted(now);
+    FQ_RETURN_IF_ERROR(Launch(plan, now));
+  }
+  // With run-ahead the step just launched stays in flight while the next one is scheduled.
+  const bool stays = config_.run_ahead && launched && in_flight_.size() == 1;
+  const bool collect = !in_flight_.empty() && !stays;
+  if (collect) FQ_RETURN_IF_ERROR(CollectAndCommit());
+  PublishStats(now);
+  return launched || collect;
+}
+
+void EngineLoop::TakeInbox() {
+  for (AcceptedRequest& accepted : inbox_->Take()) {
+    const SequenceId id = next_id_++;
+    auto live = std::make_unique<LiveRequest>(std::move(accepted), dependencies_);
+    GenerateRequest& request = live->request;
+    scheduler_.Add(id, std::move(request.prompt_tokens), request.sampling, request.stop,
+                   request.stop.max_output_tokens);
+    live_.emplace(id, std::move(live));
+  }
+}
+
+void EngineLoop::EndCancelledAndExpired(TimePoint now) {
+  for (auto live = live_.begin(); live != live_.end();) {
+    const auto current = live++;  // End erases it
+    const LiveRequest& request = *current->second;
+    if (const auto reason = request.stream->cancel_reason()) {
+      EarlyEnd early = EndFor(*reason);
+      EndWithError(current, std::move(early.status), early.end, early.release);
+    } else if (request.request.deadline.has_value() && now >= *request.request.deadline) {
+      EndWithError(current, DeadlineExceededError("deadline exceeded"), GenerationEnd::kDeadline,
+                   ReleaseReason::kDeadline);
+    } else if (!request.admitted.has_value() && request.request.queue_deadline.has_value() &&
+               now >= *request.request.queue_deadline) {
+      EndWithError(current,
+                   WithReason(ResourceExhaustedError("queue_timeout: not scheduled in time"),
+                              "QUEUE_TIMEOUT"),
+                   GenerationEnd::kDeadline, ReleaseReason::kDeadline);
+    }
+  }
+}
+
+void EngineLoop::UpdatePauses() {
+  for (const auto& [id, live] : live_) {
+    if (!live->admitted.has_value()) continue;
+    scheduler_.SetPaused(id, live->stream->pending_tokens() >= RequestStream::kMaxPendingTokens);
+  }
+}
+
+void EngineLoop::AnnounceAdmitted(TimePoint now) {
+  for (SequenceId id : scheduler_.admitted()) {
+    LiveRequest& live = *live_.at(id);
+    live.admitted = now;
+    inbox_->LeftQueue();
+    live.stream->PushAdmitted();
+    Notify(live.stream);
+  }
+}
+
+absl::Status EngineLoop::Launch(const StepPlan& plan, TimePoint schedule_begin) {
+  InFlightStep step;
+  step.phase = plan.phase;
+  step.num_tokens = plan.num_tokens;
+  step.num_rows = plan.num_rows;
+  step.launched = clock_->Now();
+  metrics_->AddStageTime(step.phase, StepStage::kSchedule, step.launched - schedule_begin);
+  FQ_RETURN_IF_ERROR(Annotate(runner_->Launch(plan), "launch"));
+  step.launch_time = clock_->Now() - step.launched;
+  in_flight_.push_back(step);
+  return absl::OkStatus();
+}
+
+absl::Status EngineLoop::CollectAndCommit() {
+  const InFlightStep step = in_flight_.front();
+  in_flight_.pop_front();
+  const TimePoint collect_begin = clock_->Now();
+  absl::StatusOr<StepResult> result = runner_->Collect();
+  FQ_RETURN_IF_ERROR(Annotate(result.status(), "collect"));
+  const TimePoint now = clock_->Now();
+  metrics_->StepFinished(step.phase, step.num_tokens, step.num_rows, now - step.launched);
+  metrics_->AddStageTime(step.phase, StepStage::kForward, step.launch_time + (now - collect_begin));
+  ++stats_.steps;
+
+  FQ_ASSIGN_OR_RETURN(const CommitResult committed, scheduler_.Commit(*result));
+  std::set<SequenceId> touched;
+  for (const CommittedToken& token : committed.tokens) ApplyToken(token, now, &touched);
+  for (SequenceId id : touched) {
+    const auto live = live_.find(id);
+    if (live != live_.end()) Notify(live->second->stream);
+  }
+  CountDiscarded(committed.discarded);
+  for (SequenceId id : committed.blocks_returned) {
+    const auto waiting = awaiting_blocks_.find(id);
+    if (waiting == awaiting_blocks_.end()) continue;
+    metrics_->ObserveCancelToRelease(now - waiting->second);
+    awaiting_blocks_.erase(waiting);
+  }
+  metrics_->AddStageTime(step.phase, StepStage::kDeliver, clock_->Now() - now);
+  return absl::OkStatus();
+}
+
+void EngineLoop::ApplyToken(const CommittedToken& token, TimePoint now,
+                            std::set<SequenceId>* touched) {
+  const auto live = live_.find(token.id);
+  FQ_CHECK(live != live_.end());
+  LiveRequest& request = *live->second;
+  if (token.non_finite) {
+    metrics_->AddNonFiniteRows(1);
+    EndWithError(live,
+                 WithReason(InternalError("model produced non-finite values"), "NON_FINITE_LOGITS"),
+                 GenerationEnd::kError, ReleaseReason::kError);
+    return;
+  }
+  metrics_->AddOutputTokens(1);
+  if (!request.first_token.has_value()) request.first_token = now;
+  request.last_token = now;
+  const std::optional<StopVerdict> verdict = request.stop_checker.Accept(token.token_id);
+  if (!verdict.has_value()) {
+    request.stream->PushToken(token.token_id, now);
+    touched->insert(token.id);
+    return;
+  }
+  FinishedEvent event;
+  event.reason = verdict->reason;
+  event.matched_sequence = verdict->matched_sequence;
+  event.matched_token = verdict->matched_token;
+  event.text_bytes = verdict->text_bytes;
+  End(live, std::move(event), ToGenerationEnd(verdict->reason), ReleaseReason::kFinished, token);
+}
+
+void EngineLoop::CountDiscarded(const std::vector<DiscardedToken>& discarded) {
+  for (const DiscardedToken& token : discarded) {
+    switch (token.reason) {
+      case ReleaseReason::kFinished:
+      case ReleaseReason::kError:
+        metrics_->AddDiscardedTokens(DiscardReason::kPastStop, 1);
+        break;
+      case ReleaseReason::kCancelled:
+        metrics_->AddDiscardedTokens(DiscardReason::kCancelled, 1);
+        break;
+      case ReleaseReason::kDeadline:
+        metrics_->AddDiscardedTokens(DiscardReason::kDeadline, 1);
+        break;
+    }
+  }
+}
+
+void EngineLoop::FillUsage(const LiveRequest& live, SequenceId id, FinishedEvent* event) const {
+  Usage& usage = event->usage;
+  usage.prompt_tokens = live.num_prompt_tokens;
+  usage.output_tokens = live.stop_checker.num_output_tokens();
+  if (const Sequence* sequence = scheduler_.Find(id)) {
+    usage.recomputed_tokens = sequence->num_recomputed;
+    usage.preemptions = sequence->num_preemptions;
+  }
+  RequestTiming& timing = event->timing;
+  if (!live.admitted.has_value()) return;
+  timing.queue = *live.admitted - live.request.arrival;
+  if (!live.first_token.has_value()) return;
+  timing.prefill = *live.first_token - *live.admitted;
+  timing.decode = live.last_token - *live.first_token;
+  timing.first_token = *live.first_token - live.request.arrival;
+}
+
+void EngineLoop::End(LiveRequests::iterator live, FinishedEvent event, GenerationEnd end,
+                     ReleaseReason release, std::optional<CommittedToken> last_token) {
+  const SequenceId id = live->first;
+  const std::unique_ptr<LiveRequest> request = std::move(live->second);
+  live_.erase(live);
+  FillUsage(*request, id, &event);
+
+  const TimePoint now = clock_->Now();
+  const bool held_back = scheduler_.Find(id) != nullptr && !scheduler_.Release(id, release);
+  if (release == ReleaseReason::kCancelled && held_back) {
+    awaiting_blocks_.emplace(id, now);
+  } else if (release == ReleaseReason::kCancelled) {
+    metrics_->ObserveCancelToRelease(clock_->Now() - now);
+  }
+  metrics_->GenerationFinished(end);
+
+  if (!request->admitted.has_value()) inbox_->LeftQueue();
+  // First, so that a client that has seen the end may use the id again.
+  inbox_->Forget(request->stream->request_id());
+  if (last_token.has_value()) {
+    request->stream->PushLastToken(last_token->token_id, request->last_token, std::move(event));
+  } else {
+    request->stream->PushFinished(std::move(event));
+  }
+  Notify(request->stream);
+  inbox_->Ended();
+}
+
+void EngineLoop::EndWithError(LiveRequests::iterator live, absl::Status error, GenerationEnd end,
+                              ReleaseReason release) {
+  FinishedEvent event;
+  event.error_reason = ReasonOf(error);
+  event.status = std::move(error);
+  End(live, std::move(event), end, release);
+}
+
+void EngineLoop::EndAll(const absl::Status& error, GenerationEnd end) {
+  TakeInbox();
+  while (!live_.empty()) EndWithError(live_.begin(), error, end, ReleaseReason::kCancelled);
+  PublishStats(clock_->Now());
+}
+
+void EngineLoop::Notify(const std::shared_ptr<RequestStream>& stream) {
+  if (dependencies_.listener != nullptr) dependencies_.listener->OnStreamReady(stream);
+}
+
+std::optional<Duration> EngineLoop::TimeToNextDeadline() const {
+  std::optional<TimePoint> next;
+  const auto consider = [&next](std::optional<TimePoint> deadline) {
+    if (deadline.has_value() && (!next.has_value() || *deadline < *next)) next = deadline;
+  };
+  for (const auto& [id, live] : live_) {
+    consider(live->request.deadline);
+    if (!live->admitted.has_value()) consider(live->request.queue_deadline);
+  }
+  if (!next.has_value()) return std::nullopt;
+  return std::max(Duration::zero(), *next - clock_->Now());
+}
+
+void EngineLoop::PublishStats(TimePoint now) {
+  stats_.requests_waiting = scheduler_.num_waiting();
+  stats_.requests_paused = scheduler_.num_paused();
+  stats_.requests_running = scheduler_.num_running() - stats_.requests_paused;
+  stats_.requests_preempted = scheduler_.num_preempted();
+  stats_.kv_blocks_total = scheduler_.usable_blocks();
+  stats_.kv_blocks_used = scheduler_.blocks_used();
+  stats_.kv_blocks_unaccounted = scheduler_.blocks_unaccounted();
+
+  metrics_->SetRequests(stats_.requests_waiting, stats_.requests_running, stats_.requests_preempted,
+                        stats_.requests_paused);
+  std::optional<Duration> oldest_age;
+  if (const auto oldest = scheduler_.oldest_waiting()) {
+    oldest_age = now - live_.at(*oldest)->request.arrival;
+  }
+  metrics_->SetOldestWaiting(oldest_age);
+  metrics_->SetKvBlocks(stats_.kv_blocks_used, 0, stats_.kv_blocks_total - stats_.kv_blocks_used,
+                        stats_.kv_blocks_unaccounted);
+  const SchedulerCounters counters = scheduler_.counters();
+  metrics_->AddInputTokens(InputTokens::kComputed,
+                           counters.prompt_tokens_computed - reported_.prompt_tokens_computed);
+  metrics_->AddInputTokens(InputTokens::kRecomputed,
+                           counters.tokens_recomputed - reported_.tokens_recomputed);
+  metrics_->AddPreemptions(counters.preemptions - reported_.preemptions);
+  metrics_->AddKvAllocationFailures(counters.allocation_failures - reported_.allocation_failures);
+  reported_ = counters;
+}
+
+}  // namespace flashquant

@@ -1,0 +1,103 @@
+// EngineLoop: what the engine thread does: one step at a time, from the inbox to the streams. The
+// thread itself, and stopping it, are engine.cc's.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/base/clock.h"
+#include "engine/engine.h"
+#include "engine/engine_config.h"
+#include "engine/metrics.h"
+#include "engine/request_inbox.h"
+#include "engine/sampling/stop_checker.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/step_runner.h"
+
+namespace flashquant {
+
+// Engine thread only. `inbox`, and what `dependencies` points to, outlive it; runner, metrics and
+// clock are set.
+class EngineLoop final {
+ public:
+  EngineLoop(const EngineConfig& config, const EngineDependencies& dependencies,
+             RequestInbox* inbox);
+
+  // One step: takes the inbox, ends what is cancelled or expired, schedules, launches, collects,
+  // commits, publishes. True when there may be more to do at once, false when there is nothing to
+  // do until the inbox wakes us or TimeToNextDeadline passes. An error ends the engine: no further
+  // call of the runner.
+  absl::StatusOr<bool> RunStep();
+
+  // nullopt: no deadline is pending.
+  std::optional<Duration> TimeToNextDeadline() const;
+
+  // Ends every accepted request, the ones in the inbox included, with `error`.
+  void EndAll(const absl::Status& error, GenerationEnd end);
+
+  const EngineStats& stats() const { return stats_; }
+
+ private:
+  struct LiveRequest {
+    LiveRequest(AcceptedRequest accepted, const EngineDependencies& dependencies);
+
+    GenerateRequest request;  // prompt_tokens has moved to the scheduler
+    std::shared_ptr<RequestStream> stream;
+    StopChecker stop_checker;
+    int64_t num_prompt_tokens = 0;
+    std::optional<TimePoint> admitted;
+    std::optional<TimePoint> first_token;
+    TimePoint last_token{};
+  };
+  using LiveRequests = std::map<SequenceId, std::unique_ptr<LiveRequest>>;  // by arrival
+  struct InFlightStep {
+    StepPhase phase = StepPhase::kDecode;
+    int32_t num_tokens = 0;
+    int32_t num_rows = 0;
+    TimePoint launched{};
+    Duration launch_time{};
+  };
+
+  void TakeInbox();
+  void EndCancelledAndExpired(TimePoint now);
+  void UpdatePauses();
+  void AnnounceAdmitted(TimePoint now);
+  absl::Status Launch(const StepPlan& plan, TimePoint schedule_begin);
+  absl::Status CollectAndCommit();
+  void ApplyToken(const CommittedToken& token, TimePoint now, std::set<SequenceId>* touched);
+  void CountDiscarded(const std::vector<DiscardedToken>& discarded);
+
+  // The one way in which an accepted request ends. `last_token`: the token that ended it.
+  void End(LiveRequests::iterator live, FinishedEvent event, GenerationEnd end,
+           ReleaseReason release, std::optional<CommittedToken> last_token = std::nullopt);
+  void EndWithError(LiveRequests::iterator live, absl::Status error, GenerationEnd end,
+                    ReleaseReason release);
+  void FillUsage(const LiveRequest& live, SequenceId id, FinishedEvent* event) const;
+  void Notify(const std::shared_ptr<RequestStream>& stream);
+  void PublishStats(TimePoint now);
+
+  const EngineConfig config_;
+  const EngineDependencies dependencies_;
+  RequestInbox* const inbox_;
+  StepRunner* const runner_;
+  Metrics* const metrics_;
+  const Clock* const clock_;
+
+  Scheduler scheduler_;
+  SequenceId next_id_ = 0;
+  LiveRequests live_;
+  std::deque<InFlightStep> in_flight_;
+  std::map<SequenceId, TimePoint> awaiting_blocks_;  // cancelled, when seen; blocks not back yet
+  SchedulerCounters reported_;                       // what the metrics have seen
+  EngineStats stats_;
+};
+
+}  // namespace flashquant

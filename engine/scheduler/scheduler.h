@@ -1,0 +1,184 @@
+// Scheduler: decides which tokens of which sequences run in the next step (continuous batching with
+// a token budget, chunked prefill, preemption by recompute).
+//
+// Pure: the same calls give the same plans; no clock, thread, lock, device or metric. Why a
+// sequence ends (stop strings, deadlines, cancels) is decided outside and told through Release.
+//
+// Rules, each with a test of its name in tests/engine/scheduler:
+//  - decodes first, oldest first; then chunks of prompts that have begun; then admission. While
+//    others wait behind it, a chunk takes at most half of what the decodes leave of the budget;
+//  - admission first come first served: preempted sequences, then waiting ones, head of line first,
+//    with blocks for all tokens known so far; while others run, one free block for each stays;
+//  - a sequence without room takes the blocks of a paused one, else of the youngest running one
+//  that
+//    is younger than itself, else it sits out the step. So the oldest running one always gets on;
+//  - after kMaxPreemptions a sequence is admitted with blocks for its whole length and is no
+//  victim.
+//
+// Run-ahead: Schedule may be called while one earlier plan is uncommitted. The token that plan
+// draws is then unknown, and the new plan refers to it by SequenceStep::previous_row. Blocks given
+// up while a plan in flight could still write them become free when that plan is committed.
+//
+// Source: the ideas are those of Orca (continuous batching), Sarathi (chunked prefill) and vLLM
+// (paged blocks, recompute).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/scheduler/block_allocator.h"
+#include "engine/scheduler/sequence.h"
+#include "engine/scheduler/step_plan.h"
+
+namespace flashquant {
+
+struct SchedulerConfig {
+  int32_t max_sequences = 64;  // in one step
+  int32_t token_budget = 256;  // real rows in one step
+  int32_t block_tokens = 16;
+  int32_t num_blocks = 0;  // the null block included
+  int32_t row_multiple = 1;
+};
+
+enum class ReleaseReason { kFinished, kCancelled, kDeadline, kError };
+
+// One token that a step drew for a living sequence.
+struct CommittedToken {
+  SequenceId id = 0;
+  int32_t token_id = 0;
+  int32_t output_index = 0;  // 0 = the first output token
+  // The row's logits were not finite: token_id is void and the sequence is already released.
+  bool non_finite = false;
+};
+
+// One token that a step drew for a sequence released meanwhile.
+struct DiscardedToken {
+  SequenceId id = 0;
+  ReleaseReason reason = ReleaseReason::kFinished;
+};
+
+struct CommitResult {
+  std::vector<CommittedToken> tokens;  // in the plan's order
+  std::vector<DiscardedToken> discarded;
+  std::vector<SequenceId> blocks_returned;  // released ones whose blocks were held back until now
+};
+
+// Sums since the start.
+struct SchedulerCounters {
+  int64_t prompt_tokens_computed = 0;  // for the first time
+  int64_t tokens_recomputed = 0;
+  int64_t preemptions = 0;
+  int64_t allocation_failures = 0;  // asked for blocks and not given
+};
+
+class Scheduler final {
+ public:
+  static constexpr int32_t kMaxPreemptions = 8;
+
+  // All values >= 1.
+  explicit Scheduler(const SchedulerConfig& config);
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // Blocks that such a request needs in the worst case. A request may be added only if it is at
+  // most usable_blocks(): then it always gets its turn.
+  static int64_t BlocksNeeded(int64_t prompt_tokens, int64_t max_output_tokens,
+                              int32_t block_tokens);
+  int32_t usable_blocks() const { return allocator_.usable_blocks(); }
+
+  // Queues a sequence. Ids rise from call to call: they are the order of arrival.
+  void Add(SequenceId id, std::vector<int32_t> prompt_tokens, const SamplingParams& sampling,
+           StopConditions stop, int32_t max_output_tokens);
+
+  // The next step; empty when nothing can run now. Valid until the next call of a non-const
+  // function. At most one plan may be uncommitted before the call. A plan that is not empty must be
+  // committed.
+  const StepPlan& Schedule();
+  // Sequences that the last Schedule scheduled for the first time.
+  const std::vector<SequenceId>& admitted() const { return admitted_; }
+
+  // Applies the result of the oldest uncommitted plan. INTERNAL when it does not answer that plan.
+  absl::StatusOr<CommitResult> Commit(const StepResult& result);
+
+  // The one way out, from every state. Returns whether the blocks are back at once; else a later
+  // CommitResult names the id. False also for an id that is not there: harmless.
+  bool Release(SequenceId id, ReleaseReason reason);
+
+  // A paused sequence is not scheduled and keeps its blocks unless others need them. No effect on
+  // an unknown id.
+  void SetPaused(SequenceId id, bool paused);
+
+  // Null when unknown.
+  const Sequence* Find(SequenceId id) const;
+  int num_waiting() const { return static_cast<int>(waiting_.size()); }
+  int num_preempted() const { return static_cast<int>(preempted_.size()); }
+  int num_running() const { return static_cast<int>(running_.size()); }  // paused ones included
+  int num_paused() const;                                                // running ones only
+  int num_uncommitted() const { return static_cast<int>(uncommitted_.size()); }
+  std::optional<SequenceId> oldest_waiting() const;
+  int32_t blocks_used() const { return allocator_.num_used(); }
+  // Pool minus blocks of living sequences, of plans in flight and free ones: 0, or it is a bug.
+  int64_t blocks_unaccounted() const;
+  SchedulerCounters counters() const;
+
+ private:
+  struct UncommittedPlan {
+    int64_t index = 0;
+    std::vector<SequenceId> samples;  // row -> sequence
+  };
+  // Blocks of a sequence that the plan `plan_index` may still write; `reason` when it was released.
+  struct HeldBlocks {
+    int64_t plan_index = 0;
+    SequenceId id = 0;
+    std::optional<ReleaseReason> reason;
+    BlockTable blocks;
+  };
+  // What is left of the step that is being planned.
+  struct Room {
+    int32_t tokens = 0;
+    int32_t sequences = 0;
+  };
+
+  void PlanDecodes(Room* room);
+  void PlanPrefills(Room* room);
+  Sequence* AdmitNext();
+  void AddToPlan(Sequence* sequence, int32_t num_tokens);
+  std::vector<Sequence*> RunnableSequences();
+  bool HasAdmissionCandidate() const { return NextCandidate() != nullptr; }
+  const Sequence* NextCandidate() const;
+  // Gives the sequence blocks for `num_tokens` tokens, at the cost of victims if need be.
+  bool EnsureBlocks(Sequence* sequence, int32_t num_tokens);
+  Sequence* ChooseVictim(const Sequence& for_whom);
+  bool PreemptPausedFor(int32_t num_blocks);
+  void Preempt(Sequence* victim);
+  bool InFlight(const Sequence& sequence) const;
+  static bool MayBePreempted(const Sequence& sequence);
+  int32_t num_held_blocks() const;
+  // Blocks that are free once the plan in flight is committed.
+  int32_t num_returning_blocks() const;
+  int32_t BlocksFor(int32_t num_tokens) const;
+
+  const SchedulerConfig config_;
+  BlockAllocator allocator_;  // before everything that holds blocks
+  std::map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  std::set<SequenceId> waiting_, running_, preempted_;  // by age; counts are derived from these
+
+  StepPlan plan_;
+  std::vector<SequenceId> admitted_;
+  bool out_of_blocks_ = false;  // someone sat out or was preempted in this Schedule: no admission
+  int64_t next_plan_index_ = 0;
+  std::deque<UncommittedPlan> uncommitted_;
+  std::vector<HeldBlocks> held_;
+  SchedulerCounters counters_;
+};
+
+}  // namespace flashquant

@@ -1,0 +1,65 @@
+// Sequence: one request's tokens and counters inside the scheduler. Text, streams and clocks are
+// not here.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/request.h"
+#include "engine/scheduler/block_table.h"
+#include "engine/scheduler/step_plan.h"
+
+namespace flashquant {
+
+enum class SequenceState {
+  kWaiting,    // never scheduled, no blocks
+  kRunning,    // has blocks; a paused one keeps them
+  kPreempted,  // was running; blocks taken away, tokens kept, will be computed again
+};
+
+// Belongs to the scheduler. num_computed_tokens <= num_tokens() always.
+class Sequence final {
+ public:
+  // prompt_tokens not empty; 1 <= max_output_tokens.
+  Sequence(SequenceId id, std::vector<int32_t> prompt_tokens, const SamplingParams& sampling,
+           StopConditions stop, int32_t max_output_tokens, BlockAllocator* allocator);
+
+  // Prompt and output tokens, the ones in flight included.
+  int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
+  // Tokens whose keys and values are still to be computed before the next one can be drawn.
+  int32_t num_remaining() const { return num_tokens() - num_computed_tokens; }
+  // All that its limit allows is drawn or in flight: nothing is left to run.
+  bool at_limit() const { return num_tokens() >= max_tokens; }
+  bool runnable() const { return !paused && !at_limit(); }
+  // Positions that need a KV slot in the worst case: the last token is drawn, never computed.
+  int32_t max_kv_tokens() const { return max_tokens - 1; }
+
+  // Marks the next `count` tokens as computed by the plan `plan_index`; returns how many of them
+  // had been computed before. When that reaches the last token, one unknown token is appended.
+  int32_t Advance(int32_t count, int64_t plan_index);
+  // Puts in the oldest unknown token.
+  void Resolve(int32_t token_id);
+  // Takes the blocks away, in the returned table; the tokens stay.
+  BlockTable Preempt();
+
+  const SequenceId id;
+  const int32_t num_prompt_tokens;
+  const int32_t max_tokens;  // prompt + most output tokens
+  const SamplingParams sampling;
+  const StopConditions stop;
+
+  SequenceState state = SequenceState::kWaiting;
+  bool paused = false;
+  std::vector<int32_t> tokens;      // the last num_unknown ones are sampled but not yet collected
+  int32_t num_unknown = 0;          // 0..2
+  int32_t num_computed_tokens = 0;  // as if all plans in flight had run
+  int32_t greatest_computed = 0;    // over all tries, to count what is computed again
+  int32_t num_preemptions = 0;
+  int64_t num_recomputed = 0;
+  int64_t last_plan = -1;   // the last plan that it was in
+  int32_t sample_row = -1;  // its row in that plan's StepResult::tokens
+  BlockTable blocks;
+};
+
+}  // namespace flashquant
