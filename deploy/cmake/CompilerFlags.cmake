@@ -13,7 +13,9 @@ string(REPLACE "-g" "-g1" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELW
 add_library(fq_flags INTERFACE)
 target_include_directories(fq_flags INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(fq_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wconversion -Wvla -Wnon-virtual-dtor>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wconversion -Wvla -Wnon-virtual-dtor
+    # Designated initializers name what they set and leave the rest to its default, on purpose.
+    -Wno-missing-field-initializers>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FQ_WERROR}>>:-Werror>
   # g++ 12 reports false positives of these inside libstdc++ and fmt at -O2.
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-array-bounds>)
