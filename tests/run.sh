@@ -33,23 +33,33 @@ skipped=0
 skipped_names=()
 failed_names=()
 
-# Adds the counts of one JUnit file that CTest wrote; no file means that the tests were never reached.
+# Adds up one JUnit file that CTest wrote. A test that CTest could not start also has status "notrun", without a
+# SKIP_ message: that is a failure.
 count_results() {
-  local preset="$1" file="$2" name
-  local tests failures disabled skips
-  tests="$(sed -n 's/^[[:space:]]*tests="\([0-9]*\)".*/\1/p' "${file}" | head -n 1)"
-  failures="$(sed -n 's/^[[:space:]]*failures="\([0-9]*\)".*/\1/p' "${file}" | head -n 1)"
-  disabled="$(sed -n 's/^[[:space:]]*disabled="\([0-9]*\)".*/\1/p' "${file}" | head -n 1)"
-  skips="$(sed -n 's/^[[:space:]]*skipped="\([0-9]*\)".*/\1/p' "${file}" | head -n 1)"
-  passed=$((passed + tests - failures - disabled - skips))
-  failed=$((failed + failures))
-  skipped=$((skipped + disabled + skips))
-  while IFS= read -r name; do
-    failed_names+=("${preset}: ${name}")
-  done < <(sed -n 's/.*<testcase name="\([^"]*\)".*status="fail".*/\1/p' "${file}")
-  while IFS= read -r name; do
-    skipped_names+=("${preset}: ${name}")
-  done < <(sed -n -e 's/.*<testcase name="\([^"]*\)".*status="\(notrun\|disabled\)".*/\1/p' "${file}")
+  local preset="$1" file="$2" outcome name
+  while read -r outcome name; do
+    case "${outcome}" in
+      run) passed=$((passed + 1)) ;;
+      skip)
+        skipped=$((skipped + 1))
+        skipped_names+=("${preset}: ${name}")
+        ;;
+      *)
+        failed=$((failed + 1))
+        failed_names+=("${preset}: ${name}")
+        ;;
+    esac
+  done < <(awk '
+    /<testcase name="/ {
+      name = $0; sub(/.*<testcase name="/, "", name); sub(/" classname=.*/, "", name)
+      status = $0; sub(/.* status="/, "", status); sub(/".*/, "", status)
+      if (status == "disabled") status = "skip"
+      if (status != "notrun") print status, name
+    }
+    /<skipped message="/ && status == "notrun" {
+      print ($0 ~ /message="SKIP_/ ? "skip" : "fail"), name
+      status = ""
+    }' "${file}" | sed -e 's/&lt;/</g' -e 's/&gt;/>/g' -e 's/&quot;/"/g' -e 's/&amp;/\&/g')
 }
 
 # Runs `command...` whose tests report to build/PRESET/test_results.xml.
