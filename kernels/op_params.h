@@ -110,9 +110,12 @@ struct GatherRowsParams {
   void* out = nullptr;                   // [num_rows, hidden] act
 };
 
-// How to draw one row's token. temperature 0 = greedy (lowest id wins ties); top_k 0 = off; top_p 1
-// = off; min_p 0 = off. Filters apply in the order temperature, top_k, top_p, min_p. The draw
-// depends only on (seed, output_position) and the row's logits.
+// Temperatures below this are greedy: the draw could not differ but between equal logits.
+inline constexpr float kGreedyTemperature = 1e-5f;
+
+// How to draw one row's token. temperature 0 (and all below kGreedyTemperature) = greedy (lowest id
+// wins ties); top_k 0 = off; top_p 1 = off; min_p 0 = off. Filters apply in the order temperature,
+// top_k, top_p, min_p. The draw depends only on (seed, output_position) and the row's logits.
 struct SampleRow {
   float temperature = 1.0f;
   float top_p = 1.0f;

@@ -1,0 +1,218 @@
+// The linear op's outer part: interleaves x, cuts the layer into tasks and runs them.
+#include <algorithm>
+#include <array>
+
+#include "kernels/base/math_util.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cpu/cpu_kernels.h"
+
+namespace flashquant {
+namespace {
+
+// Tasks per thread: more even out a thread that is interrupted, each costs a claim.
+constexpr int64_t kTasksPerThread = 4;
+// Blocks that a kernel works on together.
+constexpr int64_t kBlocksPerTask = 4;
+// Less work than this (rows x inputs) is not worth waking the pool for.
+constexpr int64_t kParallelInterleave = 32768;
+
+// 1 / 16^(k % 4)
+constexpr std::array<float, kNibblePhases> kNibbleFactors = {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f};
+
+// What a layer's segments need of x.
+struct InputForms {
+  bool plain = false;
+  bool scaled = false;                // for INT4 segments
+  std::vector<int64_t> chunk_inputs;  // distinct sizes with sums of their own
+};
+
+InputForms FormsFor(const PackedLinear& weight) {
+  InputForms forms;
+  for (const PackedSegment& segment : weight.segments()) {
+    if (segment.kind != PackedKind::kInt4) {
+      forms.plain = true;
+      continue;
+    }
+    forms.scaled = true;
+    if (std::find(forms.chunk_inputs.begin(), forms.chunk_inputs.end(), segment.chunk_inputs) ==
+        forms.chunk_inputs.end()) {
+      forms.chunk_inputs.push_back(segment.chunk_inputs);
+    }
+  }
+  return forms;
+}
+
+// Where each form lies in the scratch.
+struct InputLayout {
+  float* plain = nullptr;
+  float* scaled = nullptr;
+  std::vector<float*> sums;  // as InputForms::chunk_inputs
+};
+
+struct InterleaveTask {
+  const float* x = nullptr;  // first row
+  int64_t num_rows = 0;      // 1 to 8
+  int64_t k = 0;
+  float* to = nullptr;  // [k_packed][stride]; padding stays zero
+};
+
+template <int64_t kStride, bool kScaled>
+void Interleave(const InterleaveTask& task) {
+  for (int64_t row = 0; row < kStride; ++row) {
+    const bool real = row < task.num_rows;
+    const float* from = task.x + (real ? row : 0) * task.k;
+    for (int64_t k = 0; k < task.k; ++k) {
+      const float factor = kScaled ? kNibbleFactors[static_cast<size_t>(k % kNibblePhases)] : 1.0f;
+      task.to[k * kStride + row] = real ? from[k] * factor : 0.0f;
+    }
+  }
+  std::fill(task.to + task.k * kStride, task.to + RoundUp(task.k, kPackedKMultiple) * kStride,
+            0.0f);
+}
+
+// Sums of x over each chunk of inputs, along k.
+template <int64_t kStride>
+void SumChunks(const InterleaveTask& task, int64_t chunk_inputs) {
+  int64_t chunk = 0;
+  for (int64_t begin = 0; begin < task.k; begin += chunk_inputs, ++chunk) {
+    const int64_t end = std::min(begin + chunk_inputs, task.k);
+    for (int64_t row = 0; row < kStride; ++row) {
+      const bool real = row < task.num_rows;
+      const float* from = task.x + (real ? row : 0) * task.k;
+      float sum = 0.0f;
+      for (int64_t k = begin; real && k < end; ++k) sum += from[k];
+      task.to[chunk * kStride + row] = sum;
+    }
+  }
+}
+
+template <int64_t kStride>
+void PrepareChunk(const InterleaveTask& task, const InputForms& forms, const InputLayout& layout,
+                  int64_t first_row, int64_t k_packed) {
+  InterleaveTask part = task;
+  if (forms.plain) {
+    part.to = layout.plain + first_row * k_packed;
+    Interleave<kStride, false>(part);
+  }
+  if (forms.scaled) {
+    part.to = layout.scaled + first_row * k_packed;
+    Interleave<kStride, true>(part);
+  }
+  for (size_t i = 0; i < forms.chunk_inputs.size(); ++i) {
+    part.to = layout.sums[i] + first_row * CeilDiv(k_packed, forms.chunk_inputs[i]);
+    SumChunks<kStride>(part, forms.chunk_inputs[i]);
+  }
+}
+
+absl::StatusOr<InputLayout> LayOut(const InputForms& forms, int64_t num_rows, int64_t k_packed,
+                                   HostMemory& memory) {
+  const int64_t rows = RoundUp(num_rows, kRowsPerChunk);
+  int64_t floats = (forms.plain ? rows * k_packed : 0) + (forms.scaled ? rows * k_packed : 0);
+  for (const int64_t inputs : forms.chunk_inputs) floats += rows * CeilDiv(k_packed, inputs);
+  const int64_t num_bytes = floats * int64_t{sizeof(float)};
+  if (num_bytes > memory.num_bytes()) {
+    FQ_ASSIGN_OR_RETURN(memory, HostMemory::Create(num_bytes));
+  }
+  InputLayout layout;
+  float* next = memory.As<float>();
+  if (forms.plain) {
+    layout.plain = next;
+    next += rows * k_packed;
+  }
+  if (forms.scaled) {
+    layout.scaled = next;
+    next += rows * k_packed;
+  }
+  for (const int64_t inputs : forms.chunk_inputs) {
+    layout.sums.push_back(next);
+    next += rows * CeilDiv(k_packed, inputs);
+  }
+  return layout;
+}
+
+void PrepareInputs(const LinearParams& params, const PackedLinear& weight, const InputForms& forms,
+                   const InputLayout& layout, ThreadPool& pool) {
+  const auto prepare = [&](int64_t chunk, int32_t /*thread*/) {
+    const int64_t first_row = chunk * kRowsPerChunk;
+    InterleaveTask task;
+    task.num_rows = std::min<int64_t>(kRowsPerChunk, params.num_rows - first_row);
+    task.k = weight.k();
+    task.x = static_cast<const float*>(params.x) + first_row * task.k;
+    const int64_t k_packed = weight.k_packed();
+    switch (RowStride(task.num_rows)) {
+      case 1:
+        return PrepareChunk<1>(task, forms, layout, first_row, k_packed);
+      case 2:
+        return PrepareChunk<2>(task, forms, layout, first_row, k_packed);
+      case 4:
+        return PrepareChunk<4>(task, forms, layout, first_row, k_packed);
+      default:
+        return PrepareChunk<8>(task, forms, layout, first_row, k_packed);
+    }
+  };
+  const int64_t chunks = CeilDiv<int64_t>(params.num_rows, kRowsPerChunk);
+  if (params.num_rows * weight.k() < kParallelInterleave) {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) prepare(chunk, 0);
+  } else {
+    pool.ParallelFor(chunks, prepare);
+  }
+}
+
+// Cuts one segment into tasks: by channels, and by rows where those are too few for the threads.
+void AddTasks(const LinearTask& whole, int64_t wanted_tasks, std::vector<LinearTask>& tasks) {
+  const int64_t num_blocks = whole.segment->num_blocks;
+  const int64_t task_blocks =
+      RoundUp(std::max<int64_t>(1, num_blocks / wanted_tasks), kBlocksPerTask);
+  const int64_t block_tasks = CeilDiv(num_blocks, task_blocks);
+  const int64_t chunks = CeilDiv(whole.end_row, kRowsPerChunk);
+  const int64_t row_parts = std::min(chunks, CeilDiv(wanted_tasks, block_tasks));
+  const int64_t task_rows = CeilDiv(chunks, row_parts) * kRowsPerChunk;
+  for (int64_t block = 0; block < num_blocks; block += task_blocks) {
+    for (int64_t row = 0; row < whole.end_row; row += task_rows) {
+      LinearTask task = whole;
+      task.first_block = block;
+      task.end_block = std::min(block + task_blocks, num_blocks);
+      task.first_row = row;
+      task.end_row = std::min(row + task_rows, whole.end_row);
+      tasks.push_back(task);
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status LinearCpu(const LinearParams& params, ThreadPool& pool, LinearScratch& scratch) {
+  const auto& weight = static_cast<const PackedLinear&>(*params.weight);
+  const InputForms forms = FormsFor(weight);
+  FQ_ASSIGN_OR_RETURN(const InputLayout layout,
+                      LayOut(forms, params.num_rows, weight.k_packed(), scratch.x));
+  PrepareInputs(params, weight, forms, layout, pool);
+
+  scratch.tasks.clear();
+  const int64_t wanted_tasks = pool.num_threads() == 1 ? 1 : pool.num_threads() * kTasksPerThread;
+  for (const PackedSegment& segment : weight.segments()) {
+    LinearTask task;
+    task.segment = &segment;
+    task.k_packed = weight.k_packed();
+    task.num_tiles = weight.num_tiles();
+    task.end_row = params.num_rows;
+    task.x = layout.plain;
+    if (segment.kind == PackedKind::kInt4) {
+      task.x = layout.scaled;
+      const auto form =
+          std::find(forms.chunk_inputs.begin(), forms.chunk_inputs.end(), segment.chunk_inputs);
+      task.x_sums = layout.sums[static_cast<size_t>(form - forms.chunk_inputs.begin())];
+    }
+    task.k_chunks = CeilDiv(task.k_packed, segment.chunk_inputs);
+    task.y = static_cast<float*>(params.y);
+    task.y_stride = weight.n();
+    AddTasks(task, wanted_tasks, scratch.tasks);
+  }
+  pool.ParallelFor(static_cast<int64_t>(scratch.tasks.size()), [&](int64_t i, int32_t /*thread*/) {
+    const LinearTask& task = scratch.tasks[static_cast<size_t>(i)];
+    task.segment->kind == PackedKind::kInt4 ? RunInt4Task(task) : RunDenseTask(task);
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace flashquant
