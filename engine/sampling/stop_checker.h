@@ -5,11 +5,10 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "engine/request.h"
+#include "engine/tokenizer/stop_matcher.h"
 
 namespace flashquant {
 
@@ -25,8 +24,7 @@ struct StopVerdict {
 
 // One object per request, one call per output token, in order. In one token the first of these that
 // applies wins: end token, stop token, stop string, length. Of several stop strings the one that
-// ends first wins, then the longer. End tokens, stop tokens and stop strings that end within the
-// first min_output_tokens tokens do not count.
+// ends first wins, then the longer. What ends before the min_output_tokens-th token does not count.
 class StopChecker final {
  public:
   // `tokenizer` null: no text, hence no stop strings. It and `stop` outlive the object.
@@ -37,20 +35,18 @@ class StopChecker final {
   std::optional<StopVerdict> Accept(int32_t token_id);
 
   int64_t num_output_tokens() const { return num_output_tokens_; }
-  // Bytes of answer text so far: TokenBytes of the output tokens, special ones left out.
-  int64_t num_text_bytes() const { return num_text_bytes_; }
+  // Bytes of answer text so far (AnswerBytes of the output tokens).
+  int64_t num_text_bytes() const { return matcher_.num_bytes(); }
 
  private:
   std::optional<StopVerdict> CheckEndTokens(int32_t token_id) const;
-  std::optional<StopVerdict> CheckStopSequences(std::string_view bytes);
+  std::optional<StopVerdict> CheckStopSequences(int32_t token_id);
 
   const StopConditions* const stop_;
   const std::vector<int32_t> eos_token_ids_;
   const Tokenizer* const tokenizer_;
-  size_t longest_sequence_ = 0;  // bytes
+  StopMatcher matcher_;
   int64_t num_output_tokens_ = 0;
-  int64_t num_text_bytes_ = 0;
-  std::string tail_;  // last text bytes, in which a stop string may have begun
 };
 
 }  // namespace flashquant

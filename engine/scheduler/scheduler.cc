@@ -163,7 +163,7 @@ void Scheduler::AddToPlan(Sequence* sequence, int32_t num_tokens) {
   step.stop = &sequence->stop;
   step.samples = num_tokens == sequence->num_remaining();
   step.output_position = sequence->num_output_tokens();
-  step.end_tokens_banned = step.output_position < sequence->stop.min_output_tokens;
+  step.end_tokens_banned = step.output_position + 1 < sequence->stop.min_output_tokens;
   if (step.samples && sequence->num_unknown > 0) step.previous_row = sequence->sample_row;
 
   counters_.prompt_tokens_computed += new_prompt_tokens;
