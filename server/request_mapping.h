@@ -29,6 +29,7 @@ struct MapperOptions {
   std::string revision;                  // of the model, for Accepted
   const Tokenizer* tokenizer = nullptr;  // may be null: token ids only
   ChatEncoder encode_chat;               // may be empty: no chat
+  std::vector<int32_t> eos_token_ids;    // the model's end tokens
   SamplingParams defaults;               // for unset fields; the seed is always drawn
   Duration max_request_duration{};       // a call runs at most this long
   Duration default_queue_timeout{};      // 0 = none

@@ -1,0 +1,125 @@
+// The table of options, and what is derived from it alone: names, texts, README's table.
+#include <cctype>
+#include <string>
+
+#include "fmt/format.h"
+#include "server/server_config.h"
+
+namespace flashquant {
+namespace {
+
+using C = ServerConfig;
+constexpr double kDay = 86400;
+
+}  // namespace
+
+const std::vector<ConfigOption>& ConfigOptions() {
+  static const auto* const options = new std::vector<ConfigOption>{
+      {"model.path", "--model", "folder of the checkpoint to serve (required)", &C::model_path},
+      {"model.name", "--model-name", "name that requests may ask for; empty = the folder's name",
+       &C::model_name},
+      {"model.context_length", "--context-length",
+       "tokens of prompt and answer together; 0 = the model's", &C::context_length, 0, 1 << 20},
+      {"backend.kind",
+       "--backend",
+       "where the model runs",
+       &C::backend,
+       0,
+       0,
+       {"auto", "cpu", "cuda"}},
+      {"backend.threads", "--threads", "threads of the CPU backend; 0 = one per core", &C::threads,
+       0, 1024},
+      {"listen.address", "--listen", "address of the gRPC service, host:port", &C::listen_address},
+      {"listen.insecure_bind", "--insecure-bind",
+       "allow plain text on an address that other machines can reach", &C::insecure_bind},
+      {"listen.reflection", "--reflection", "offer gRPC server reflection", &C::reflection},
+      {"metrics.address", "--metrics-listen", "address of the Prometheus metrics, or off",
+       &C::metrics_address},
+      {"limits.max_request_seconds", "--max-request-seconds", "longest run time of one call",
+       &C::max_request_seconds, 0.01, kDay},
+      {"limits.queue_timeout_seconds", "--queue-timeout-seconds",
+       "a request that was not scheduled by then is refused; 0 = none", &C::queue_timeout_seconds,
+       0, kDay},
+      {"limits.max_waiting", "--max-waiting", "requests that may wait; beyond: QUEUE_FULL",
+       &C::max_waiting, 1, 1 << 20},
+      {"limits.max_streams_per_connection", "--max-streams-per-connection",
+       "calls at once on one connection; more wait in the client", &C::max_streams_per_connection,
+       1, 1 << 16},
+      {"engine.max_sequences", "--max-sequences", "sequences in one step", &C::max_sequences, 1,
+       4096},
+      {"engine.token_budget", "--token-budget", "tokens in one step", &C::token_budget, 1, 1 << 16},
+      {"engine.block_tokens", "--block-tokens", "tokens per KV block", &C::block_tokens, 1, 256},
+      {"engine.kv_blocks", "--kv-blocks", "KV blocks; 0 = from memory", &C::kv_blocks, 0, 1 << 24},
+      {"engine.row_multiple", "--row-multiple",
+       "rows of a decode step are padded to a multiple of it; 0 = the backend's", &C::row_multiple,
+       0, 256},
+      {"engine.run_ahead", "--run-ahead", "launch a step before the last one is collected",
+       &C::run_ahead},
+      {"stream.slow_reader_seconds", "--slow-reader-seconds",
+       "a paused stream whose client does not read is aborted after this; 0 = at once",
+       &C::slow_reader_seconds, 0, 3600},
+      {"connection.keepalive_seconds", "--keepalive-seconds", "ping an idle connection after this",
+       &C::keepalive_seconds, 1, kDay},
+      {"connection.keepalive_timeout_seconds", "--keepalive-timeout-seconds",
+       "close a connection that did not answer by then", &C::keepalive_timeout_seconds, 1, 3600},
+      {"shutdown.drain_seconds", "--drain-seconds",
+       "running answers may take this long to end after SIGTERM", &C::drain_seconds, 0, 3600},
+      {"log.level",
+       "--log-level",
+       "least level that is logged",
+       &C::log_level,
+       0,
+       0,
+       {"debug", "info", "warning", "error"}},
+  };
+  return *options;
+}
+
+std::string EnvironmentName(const ConfigOption& option) {
+  std::string name = "FLASHQUANT_";
+  for (const char* c = option.key; *c != '\0'; ++c) {
+    name += *c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
+  }
+  return name;
+}
+
+std::string OptionText(const ConfigOption& option, const ServerConfig& config) {
+  return std::visit(
+      [&](auto member) -> std::string {
+        using T = std::decay_t<decltype(config.*member)>;
+        if constexpr (std::is_same_v<T, bool>) {
+          return config.*member ? "true" : "false";
+        } else {
+          return fmt::format("{}", config.*member);
+        }
+      },
+      option.member);
+}
+
+std::vector<std::string> DescribeConfig(const ServerConfig& config) {
+  std::vector<std::string> lines;
+  for (const ConfigOption& option : ConfigOptions()) {
+    lines.push_back(fmt::format("{} = {}", option.key, OptionText(option, config)));
+  }
+  return lines;
+}
+
+std::string ConfigOptionsMarkdown() {
+  const ServerConfig defaults;
+  std::string text =
+      "| flag | key in the JSON file | environment variable | default | meaning |\n"
+      "|---|---|---|---|---|\n";
+  for (const ConfigOption& option : ConfigOptions()) {
+    std::string value = OptionText(option, defaults);
+    if (value.empty()) value = "(none)";
+    std::string meaning = option.help;
+    for (size_t i = 0; i < option.choices.size(); ++i) {
+      meaning += fmt::format("{}{}", i == 0 ? ": " : ", ", option.choices[i]);
+    }
+    text += fmt::format("| `{}` | `{}` | `{}` | {} | {} |\n", option.flag, option.key,
+                        EnvironmentName(option), value, meaning);
+  }
+  return text;
+}
+
+}  // namespace flashquant

@@ -1,0 +1,62 @@
+// DeliveryThread: takes the streams that have something to say and lets their sessions write.
+//
+// One thread for all calls: it detokenises and starts writes, so that neither the engine thread nor
+// gRPC's few callback threads do. It never waits for a client. The queue is bounded by the number
+// of calls: a stream is in it at most once, beside one finished write.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "engine/base/clock.h"
+#include "engine/request_stream.h"
+#include "kernels/base/mutex.h"
+#include "server/generate_session.h"
+
+namespace flashquant {
+
+class DeliveryThread final : public StreamListener {
+ public:
+  // `slow_reader`: how often to look for stalled writes follows from it.
+  DeliveryThread(const Clock* clock, Duration slow_reader);
+  // Stops at once; calls that have not ended are not told. To be destroyed after the engine and
+  // after every RPC is done.
+  ~DeliveryThread() override;
+
+  // Engine thread. The stream's user_data is a GenerateSession.
+  void OnStreamReady(const std::shared_ptr<RequestStream>& stream) override;
+  // Any thread: the write that the session's sink started has ended.
+  void OnWriteDone(std::shared_ptr<GenerateSession> session, bool ok);
+
+ private:
+  struct Item {
+    std::shared_ptr<GenerateSession> session;
+    std::shared_ptr<RequestStream> stream;  // null: a write ended
+    bool write_ok = false;
+  };
+  void Push(Item item);
+  void Run();
+  // False when the thread must stop.
+  bool WaitForItems(std::vector<Item>* items);
+  void Handle(Item item);
+  void CheckSlowReaders();
+
+  const Clock* const clock_;
+  const Duration check_interval_;
+
+  Mutex mu_;
+  CondVar wake_;
+  std::vector<Item> queue_ ABSL_GUARDED_BY(mu_);
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+
+  // Delivery thread only: the sessions that are not done, and those with a write in flight.
+  std::set<std::shared_ptr<GenerateSession>> active_;
+  std::set<std::shared_ptr<GenerateSession>> writing_;
+
+  std::thread thread_;
+};
+
+}  // namespace flashquant

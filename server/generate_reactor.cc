@@ -1,0 +1,152 @@
+// Reactions pass notes on; actions are those of the session.
+#include "server/generate_reactor.h"
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "server/status_mapping.h"
+
+namespace flashquant {
+namespace {
+
+// A cancel that comes at the deadline is the deadline's: gRPC reports both alike.
+CancelReason CancelReasonOf(const grpc::CallbackServerContext& context) {
+  return context.deadline() <= std::chrono::system_clock::now() ? CancelReason::kDeadline
+                                                                : CancelReason::kClient;
+}
+
+}  // namespace
+
+CallTimes TimesOf(const grpc::CallbackServerContext& context, const Clock& clock) {
+  CallTimes times;
+  times.now = clock.Now();
+  const std::chrono::system_clock::time_point deadline = context.deadline();
+  // No deadline is a time in the far future. The wall clock is used for this difference alone.
+  const auto left = deadline - std::chrono::system_clock::now();
+  if (left < std::chrono::hours(24 * 365)) {
+    times.client_deadline = times.now + std::chrono::duration_cast<Duration>(left);
+  }
+  return times;
+}
+
+grpc::Status FinishStatus(const RequestError& error, grpc::CallbackServerContext* context) {
+  if (error.retry_delay) {
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(*error.retry_delay);
+    context->AddTrailingMetadata("grpc-retry-pushback-ms", std::to_string(ms.count()));
+  }
+  return ToGrpcStatus(error);
+}
+
+CallCounter::CallCounter(const CallEnvironment& environment, RpcMethod method)
+    : environment_(environment), method_(method) {
+  environment_.live_calls->Add();
+  if (Metrics* metrics = environment_.submitter->metrics()) {
+    metrics->RequestReceived(method_);
+    metrics->StreamOpened();
+  }
+}
+
+CallCounter::~CallCounter() {
+  if (Metrics* metrics = environment_.submitter->metrics()) {
+    metrics->RequestFinished(method_, code_);
+    metrics->StreamClosed();
+  }
+  environment_.live_calls->Remove();
+}
+
+GenerateReactor::GenerateReactor(const CallEnvironment& environment,
+                                 grpc::CallbackServerContext* context)
+    : environment_(environment), context_(context), counter_(environment, RpcMethod::kGenerate) {}
+
+GenerateReactor* GenerateReactor::Start(const CallEnvironment& environment,
+                                        grpc::CallbackServerContext* context,
+                                        const v1::GenerateRequest& request) {
+  auto* reactor = new GenerateReactor(environment, context);
+  const CallTimes times = TimesOf(*context, *environment.submitter->clock());
+  const std::optional<RequestError> error =
+      environment.submitter->Submit(request, times, reactor, &reactor->session_);
+  // gRPC runs what is started here after the handler has returned, so the reactor still lives.
+  if (error) reactor->Finish(*error);
+  return reactor;
+}
+
+void GenerateReactor::Write(v1::GenerateResponse response) {
+  response_ = std::move(response);
+  StartWrite(&response_);
+}
+
+void GenerateReactor::WriteAndFinish(v1::GenerateResponse response) {
+  response_ = std::move(response);
+  StartWriteAndFinish(&response_, grpc::WriteOptions(), grpc::Status::OK);
+}
+
+void GenerateReactor::Finish(const RequestError& error) {
+  counter_.set_code(error.code);
+  ServerWriteReactor::Finish(FinishStatus(error, context_));
+}
+
+void GenerateReactor::OnWriteDone(bool ok) { environment_.delivery->OnWriteDone(session_, ok); }
+
+void GenerateReactor::OnCancel() {
+  if (session_ != nullptr) session_->Cancel(CancelReasonOf(*context_));
+}
+
+void GenerateReactor::OnDone() { delete this; }
+
+GenerateTextReactor::GenerateTextReactor(const CallEnvironment& environment,
+                                         grpc::CallbackServerContext* context,
+                                         v1::GenerateTextResponse* response)
+    : environment_(environment),
+      context_(context),
+      response_(response),
+      counter_(environment, RpcMethod::kGenerateText) {}
+
+GenerateTextReactor* GenerateTextReactor::Start(const CallEnvironment& environment,
+                                                grpc::CallbackServerContext* context,
+                                                const v1::GenerateTextRequest& request,
+                                                v1::GenerateTextResponse* response) {
+  auto* reactor = new GenerateTextReactor(environment, context, response);
+  const CallTimes times = TimesOf(*context, *environment.submitter->clock());
+  const std::optional<RequestError> error =
+      environment.submitter->Submit(request.request(), times, reactor, &reactor->session_);
+  if (error) reactor->Finish(*error);
+  return reactor;
+}
+
+void GenerateTextReactor::Write(v1::GenerateResponse response) {
+  if (response.has_accepted()) {
+    *response_->mutable_accepted() = std::move(*response.mutable_accepted());
+  } else if (!too_large_) {
+    response_->mutable_text()->append(response.delta().text());
+    response_->mutable_token_ids()->MergeFrom(response.delta().token_ids());
+    if (response_->text().size() > kMaxTextBytes) {
+      too_large_ = true;
+      session_->Cancel(CancelReason::kClient);
+    }
+  }
+  environment_.delivery->OnWriteDone(session_, true);
+}
+
+void GenerateTextReactor::WriteAndFinish(v1::GenerateResponse response) {
+  if (too_large_) {
+    Finish(ErrorForReason(reason::kAnswerTooLarge));
+    return;
+  }
+  *response_->mutable_finished() = std::move(*response.mutable_finished());
+  ServerUnaryReactor::Finish(grpc::Status::OK);
+}
+
+void GenerateTextReactor::Finish(const RequestError& error) {
+  const RequestError shown = too_large_ ? ErrorForReason(reason::kAnswerTooLarge) : error;
+  counter_.set_code(shown.code);
+  ServerUnaryReactor::Finish(FinishStatus(shown, context_));
+}
+
+void GenerateTextReactor::OnCancel() {
+  if (session_ != nullptr) session_->Cancel(CancelReasonOf(*context_));
+}
+
+void GenerateTextReactor::OnDone() { delete this; }
+
+}  // namespace flashquant

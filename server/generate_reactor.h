@@ -1,0 +1,104 @@
+// The two reactors of Generate and GenerateText: one RPC each.
+//
+// Every gRPC action of an accepted call comes from the delivery thread (CallSink), so no two of
+// them race: one write in flight, exactly one Finish, and nothing touches the reactor after it.
+// gRPC's reactions only pass notes on. The reactor deletes itself in OnDone, which gRPC calls last.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "flashquant/v1/inference.pb.h"
+#include "grpcpp/server_context.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/call_submitter.h"
+#include "server/generate_session.h"
+#include "server/live_calls.h"
+
+namespace flashquant {
+
+// What a reactor works with; outlives it.
+struct CallEnvironment {
+  CallSubmitter* submitter = nullptr;
+  DeliveryThread* delivery = nullptr;
+  LiveCalls* live_calls = nullptr;
+};
+
+// Arrival now, and the client's deadline, if it has one.
+CallTimes TimesOf(const grpc::CallbackServerContext& context, const Clock& clock);
+// The status of a failed call; asks the client to wait before a retry where that helps.
+grpc::Status FinishStatus(const RequestError& error, grpc::CallbackServerContext* context);
+
+// Counts a call in the constructor, and its end in the destructor.
+class CallCounter final {
+ public:
+  CallCounter(const CallEnvironment& environment, RpcMethod method);
+  ~CallCounter();
+  CallCounter(const CallCounter&) = delete;
+  CallCounter& operator=(const CallCounter&) = delete;
+  void set_code(absl::StatusCode code) { code_ = code; }
+
+ private:
+  const CallEnvironment environment_;
+  const RpcMethod method_;
+  absl::StatusCode code_ = absl::StatusCode::kOk;
+};
+
+class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateResponse>,
+                              public CallSink {
+ public:
+  // Owned by gRPC's reactions. `request` is not kept.
+  static GenerateReactor* Start(const CallEnvironment& environment,
+                                grpc::CallbackServerContext* context,
+                                const v1::GenerateRequest& request);
+
+  void Write(v1::GenerateResponse response) override;
+  void WriteAndFinish(v1::GenerateResponse response) override;
+  void Finish(const RequestError& error) override;
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  GenerateReactor(const CallEnvironment& environment, grpc::CallbackServerContext* context);
+  ~GenerateReactor() override = default;
+
+  const CallEnvironment environment_;
+  grpc::CallbackServerContext* const context_;
+  CallCounter counter_;
+  std::shared_ptr<GenerateSession> session_;  // set before any write; null when refused
+  v1::GenerateResponse response_;             // in flight
+};
+
+// Gathers the stream into one answer; a write is done at once.
+class GenerateTextReactor final : public grpc::ServerUnaryReactor, public CallSink {
+ public:
+  static constexpr size_t kMaxTextBytes = 1 << 20;
+
+  static GenerateTextReactor* Start(const CallEnvironment& environment,
+                                    grpc::CallbackServerContext* context,
+                                    const v1::GenerateTextRequest& request,
+                                    v1::GenerateTextResponse* response);
+
+  void Write(v1::GenerateResponse response) override;
+  void WriteAndFinish(v1::GenerateResponse response) override;
+  void Finish(const RequestError& error) override;
+
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  GenerateTextReactor(const CallEnvironment& environment, grpc::CallbackServerContext* context,
+                      v1::GenerateTextResponse* response);
+  ~GenerateTextReactor() override = default;
+
+  const CallEnvironment environment_;
+  grpc::CallbackServerContext* const context_;
+  v1::GenerateTextResponse* const response_;
+  CallCounter counter_;
+  std::shared_ptr<GenerateSession> session_;
+  bool too_large_ = false;
+};
+
+}  // namespace flashquant

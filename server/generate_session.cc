@@ -1,0 +1,180 @@
+// From updates of the stream to messages.
+#include "server/generate_session.h"
+
+#include <utility>
+
+#include "server/status_mapping.h"
+
+namespace flashquant {
+
+GenerateSession::GenerateSession(CallSink* sink, SessionSettings settings)
+    : sink_(sink), settings_(std::move(settings)) {}
+
+void GenerateSession::SetStream(const std::shared_ptr<RequestStream>& stream) {
+  std::optional<CancelReason> early;
+  {
+    MutexLock lock(&mu_);
+    cancel_target_ = stream;
+    early = early_cancel_;
+  }
+  if (early) stream->Cancel(*early);
+}
+
+void GenerateSession::Cancel(CancelReason reason) {
+  std::shared_ptr<RequestStream> target;
+  {
+    MutexLock lock(&mu_);
+    if (!early_cancel_) early_cancel_ = reason;
+    target = cancel_target_.lock();
+  }
+  if (target != nullptr) target->Cancel(reason);
+}
+
+void GenerateSession::OnStreamReady(std::shared_ptr<RequestStream> stream, TimePoint now) {
+  if (done_) return;
+  stream_ = std::move(stream);
+  Pump(now);
+}
+
+void GenerateSession::OnWriteDone(bool ok, TimePoint now) {
+  if (done_) return;
+  write_in_flight_ = false;
+  paused_since_.reset();
+  if (settings_.metrics != nullptr) {
+    settings_.metrics->ObserveStreamStall(now - write_started_);
+    settings_.metrics->AddPendingMessages(-1);
+  }
+  if (!ok) {
+    broken_ = true;
+    Cancel(CancelReason::kClient);
+  }
+  Pump(now);
+}
+
+void GenerateSession::Pump(TimePoint now) {
+  if (done_ || write_in_flight_) return;
+  if (outbox_.empty() && !ended_) TakeMessages(now);
+  if (broken_) {
+    outbox_.clear();
+    // The answer may have ended well before the engine saw the cancel.
+    if (ended_ && !error_) error_ = ErrorForReason(reason::kCancelled);
+  }
+  if (outbox_.empty()) {
+    if (error_) FinishWith(*error_);
+    return;
+  }
+  v1::GenerateResponse response = std::move(outbox_.front());
+  outbox_.pop_front();
+  if (response.has_finished()) {
+    done_ = true;
+    stream_.reset();
+    sink_->WriteAndFinish(std::move(response));
+    return;
+  }
+  write_in_flight_ = true;
+  write_started_ = now;
+  if (settings_.metrics != nullptr) settings_.metrics->AddPendingMessages(1);
+  sink_->Write(std::move(response));
+}
+
+void GenerateSession::TakeMessages(TimePoint now) {
+  StreamUpdate update = std::exchange(held_, StreamUpdate{});
+  if (update.empty()) update = stream_->Take();
+  if (update.admitted) {
+    admitted_ = true;
+    *outbox_.emplace_back().mutable_accepted() = settings_.accepted;
+  }
+  ObserveTokens(update, now);
+  AddDelta(update.token_ids, update.finished);
+  if (update.finished) {
+    ended_ = true;
+    if (update.finished->status.ok()) {
+      *outbox_.emplace_back().mutable_finished() = MakeFinished(*update.finished, settings_.stop);
+      ObserveEnd(*update.finished, now);
+    } else {
+      error_ = ErrorFromFinished(*update.finished);
+    }
+  }
+}
+
+void GenerateSession::AddDelta(const std::vector<int32_t>& token_ids,
+                               const std::optional<FinishedEvent>& finished) {
+  v1::Delta delta;
+  delta.set_first_index(static_cast<uint32_t>(num_tokens_));
+  num_tokens_ += static_cast<int64_t>(token_ids.size());
+  if (settings_.output.token_ids) {
+    delta.mutable_token_ids()->Add(token_ids.begin(), token_ids.end());
+  }
+  if (settings_.text != nullptr) {
+    std::string* text = delta.mutable_text();
+    for (const int32_t id : token_ids) text->append(settings_.text->Append(id));
+    if (finished && finished->status.ok()) {
+      text->append(settings_.text->Finish(finished->text_bytes));
+    }
+  }
+  if (delta.text().empty() && delta.token_ids().empty()) return;
+  *outbox_.emplace_back().mutable_delta() = std::move(delta);
+}
+
+void GenerateSession::ObserveTokens(const StreamUpdate& update, TimePoint now) {
+  if (settings_.metrics == nullptr) return;
+  for (const TimePoint time : update.token_times) {
+    if (last_token_) {
+      settings_.metrics->ObserveInterTokenLatency(time - *last_token_);
+    } else {
+      settings_.metrics->ObserveTimeToFirstToken(now - settings_.arrival);
+    }
+    last_token_ = time;
+  }
+}
+
+void GenerateSession::ObserveEnd(const FinishedEvent& event, TimePoint now) {
+  if (settings_.metrics == nullptr) return;
+  const Duration total = now - settings_.arrival;
+  settings_.metrics->ObserveTiming(event.timing, event.usage.output_tokens);
+  settings_.metrics->ObserveTimePerOutputToken(total, event.timing.first_token,
+                                               event.usage.output_tokens);
+  settings_.metrics->ObserveRequestTokens(event.usage.prompt_tokens, event.usage.output_tokens,
+                                          settings_.stop.max_output_tokens);
+  settings_.metrics->ObserveRequestDuration(total);
+}
+
+void GenerateSession::CheckSlowReader(TimePoint now) {
+  if (done_ || !write_in_flight_) return;
+  if (stream_->pending_tokens() >= RequestStream::kMaxPendingTokens) {
+    if (!paused_since_) paused_since_ = now;
+  } else if (now - write_started_ >= settings_.slow_reader && held_.empty() && !ended_) {
+    // Not paused, but stuck: look whether the answer has ended, because nothing will come then.
+    held_ = stream_->Take();
+  }
+  const bool stuck_at_end = held_.finished.has_value() || ended_;
+  if (stuck_at_end && !paused_since_) paused_since_ = write_started_;
+  if (!paused_since_ || now - *paused_since_ < settings_.slow_reader) return;
+  stream_->Cancel(CancelReason::kSlowReader);
+  FinishWith(ErrorForReason(reason::kSlowReader));
+}
+
+void GenerateSession::FinishWith(const RequestError& error) {
+  done_ = true;
+  CountAbort(error);
+  if (write_in_flight_ && settings_.metrics != nullptr) settings_.metrics->AddPendingMessages(-1);
+  stream_.reset();
+  sink_->Finish(error);
+}
+
+void GenerateSession::CountAbort(const RequestError& error) {
+  if (settings_.metrics == nullptr) return;
+  if (!admitted_ && error.reason == reason::kQueueTimeout) {
+    settings_.metrics->RequestRejected(RejectReason::kQueueTimeout);
+  } else if (error.reason == reason::kCancelled) {
+    settings_.metrics->StreamAborted(StreamAbort::kClientCancel);
+  } else if (error.reason == reason::kDeadlineExceeded) {
+    settings_.metrics->StreamAborted(StreamAbort::kDeadline);
+  } else if (error.reason == reason::kSlowReader) {
+    settings_.metrics->StreamAborted(StreamAbort::kSlowReader);
+  } else if (error.reason == reason::kDraining) {
+    settings_.metrics->StreamAborted(StreamAbort::kDrain);
+  }
+}
+
+}  // namespace flashquant

@@ -1,0 +1,165 @@
+// Builder arguments and the order of start and end.
+#include "server/inference_server.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/impl/server_builder_option.h"
+#include "grpcpp/resource_quota.h"
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
+#include "kernels/base/status_macros.h"
+#include "server/delivery_thread.h"
+#include "server/inference_service.h"
+#include "server/live_calls.h"
+
+namespace flashquant {
+namespace {
+
+constexpr int kMaxReceiveBytes = 4 << 20;
+constexpr int kMaxSendBytes = 4 << 20;
+constexpr size_t kMemoryQuotaBytes = size_t{512} << 20;
+constexpr int kMinPingIntervalMs = 20 * 1000;
+constexpr int kMaxConnectionIdleMs = 15 * 60 * 1000;
+constexpr int kMaxConnectionAgeMs = 30 * 60 * 1000;
+constexpr int kHandshakeTimeoutMs = 10 * 1000;
+
+int ToMs(Duration duration) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
+  return static_cast<int>(std::min<int64_t>(ms, std::numeric_limits<int>::max()));
+}
+
+// Reflection for one server: gRPC's own switch would turn it on for every server of the process.
+class ReflectionOption final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
+  }
+};
+
+void AddArguments(const InferenceServerOptions& options, grpc::ServerBuilder* builder) {
+  // Without this a second server would share the port silently.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, ToMs(options.keepalive));
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ToMs(options.keepalive_timeout));
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              kMinPingIntervalMs);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxConnectionIdleMs);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kMaxConnectionAgeMs);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                              ToMs(options.max_request_duration));
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams_per_connection);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  builder->SetMaxReceiveMessageSize(kMaxReceiveBytes);
+  builder->SetMaxSendMessageSize(kMaxSendBytes);
+  grpc::ResourceQuota quota("flashquant");
+  quota.Resize(kMemoryQuotaBytes);
+  builder->SetResourceQuota(quota);
+}
+
+}  // namespace
+
+class InferenceServer::Impl {
+ public:
+  Impl(const InferenceServerOptions& options, Metrics* metrics, const Clock* clock)
+      : model_name_(options.model_name),
+        submitter_(clock, metrics, options.slow_reader),
+        delivery_(clock, options.slow_reader),
+        environment_{&submitter_, &delivery_, &live_calls_},
+        service_(environment_),
+        unknown_methods_(environment_) {}
+
+  absl::Status Start(const InferenceServerOptions& options) {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::ServerBuilder builder;
+    AddArguments(options, &builder);
+    if (options.reflection) builder.SetOption(std::make_unique<ReflectionOption>());
+    builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(&service_);
+    builder.RegisterCallbackGenericService(&unknown_methods_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port_ == 0) {
+      return ResourceExhaustedError("cannot bind {}: port in use, not allowed, or no such address",
+                                    options.address);
+    }
+    SetHealth(false);
+    return absl::OkStatus();
+  }
+
+  void SetHealth(bool serving) {
+    MutexLock lock(&health_mu_);
+    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+    health->SetServingStatus("", serving);
+    health->SetServingStatus(v1::InferenceService::service_full_name(), serving);
+    health->SetServingStatus("model/" + model_name_, serving);
+  }
+
+  void Shutdown(TimePoint deadline) {
+    if (shut_down_) return;
+    shut_down_ = true;
+    const auto left = std::max(Duration::zero(), deadline - std::chrono::steady_clock::now());
+    server_->Shutdown(std::chrono::system_clock::now() +
+                      std::chrono::duration_cast<std::chrono::system_clock::duration>(left));
+    server_->Wait();
+  }
+
+  const std::string model_name_;
+  CallSubmitter submitter_;
+  DeliveryThread delivery_;
+  LiveCalls live_calls_;
+  const CallEnvironment environment_;
+  InferenceService service_;
+  UnknownMethods unknown_methods_;
+  int port_ = 0;
+  bool shut_down_ = false;
+  Mutex health_mu_;  // gRPC's health service wants one caller at a time
+  std::unique_ptr<grpc::Server> server_;
+};
+
+InferenceServer::InferenceServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
+    const InferenceServerOptions& options, Metrics* metrics, const Clock* clock) {
+  auto impl = std::make_unique<Impl>(options, metrics, clock);
+  FQ_RETURN_IF_ERROR(impl->Start(options));
+  return std::unique_ptr<InferenceServer>(new InferenceServer(std::move(impl)));
+}
+
+InferenceServer::~InferenceServer() { Shutdown(std::chrono::steady_clock::now()); }
+
+int InferenceServer::port() const { return impl_->port_; }
+
+StreamListener* InferenceServer::listener() { return &impl_->delivery_; }
+
+void InferenceServer::SetServing(std::unique_ptr<const ServingModel> model) {
+  impl_->submitter_.SetServing(std::move(model));
+  impl_->SetHealth(impl_->submitter_.state() == ServingState::kServing);
+}
+
+void InferenceServer::SetDraining() {
+  impl_->submitter_.SetDraining();
+  impl_->SetHealth(false);
+}
+
+void InferenceServer::SetFailed() {
+  impl_->submitter_.SetFailed();
+  impl_->SetHealth(false);
+}
+
+int64_t InferenceServer::live_calls() { return impl_->live_calls_.count(); }
+
+bool InferenceServer::WaitUntilNoCalls(TimePoint deadline) {
+  return impl_->live_calls_.WaitUntilNone(deadline);
+}
+
+void InferenceServer::Shutdown(TimePoint deadline) { impl_->Shutdown(deadline); }
+
+}  // namespace flashquant

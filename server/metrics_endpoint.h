@@ -1,0 +1,35 @@
+// MetricsEndpoint: the Prometheus scrape target on its own port, with its own threads, so that it
+// answers also when the engine or gRPC does not.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace prometheus {
+class Exposer;
+class Registry;
+}  // namespace prometheus
+
+namespace flashquant {
+
+class ProcessCollector;
+
+class MetricsEndpoint final {
+ public:
+  // Serves GET /metrics at `address` (host:port). RESOURCE_EXHAUSTED "cannot bind".
+  static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(
+      const std::string& address, std::shared_ptr<prometheus::Registry> registry);
+  ~MetricsEndpoint();
+
+  int port() const;
+
+ private:
+  MetricsEndpoint();
+  std::shared_ptr<prometheus::Registry> registry_;
+  std::shared_ptr<ProcessCollector> process_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+};
+
+}  // namespace flashquant
