@@ -3,8 +3,17 @@
 // format" 8.1-8.4) as types; the validator is tile_coo_validate.h, the encoder tile_coo_encoder.h,
 // the stand-alone file tile_coo_file.h.
 //
-// Source: paper section on Tile-COO; Deviation: counts and offsets are in records of four slots,
-// not in elements, because 65536 elements of a full tile do not fit the paper's 16-bit fields.
+// Source: paper section on Tile-COO.
+// Deviation: counts and offsets are in records of four slots, not in elements, because 65536
+// elements of a full tile do not fit the paper's 16-bit fields.
+// Choice: 8, 16, 32 or 64 buckets per tile, so that lane-per-bucket and warp mappings both fit.
+// Choice: one column per record (column mode "shared"), which the paper's listing needs; per-slot
+// columns are read and checked too, but the encoder does not write them.
+// Choice: rows are stored unswizzled; a kernel with a swizzled activation layout applies its own.
+// Choice: the decoder adds in both semantics; "replace" makes the dense part exactly 0 at a slot.
+// Choice: a slot is null exactly when its value bits are 0 and -0 is never stored, so null slots
+// can be counted from the bytes; their rows and columns obey the same limits, since kernels read
+// them.
 #pragma once
 
 #include <array>
