@@ -1,0 +1,290 @@
+#include "engine/quantize/checkpoint_quantizer.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "engine/checkpoint/checkpoint_writer.h"
+#include "engine/checkpoint/file_reader.h"
+#include "engine/checkpoint/gguf_reader.h"
+#include "engine/checkpoint/json.h"
+#include "engine/checkpoint/quantized_tensors.h"
+#include "engine/quantize/int4_quantizer.h"
+#include "engine/quantize/matrix_quantizer.h"
+#include "engine/quantize/parallel_for.h"
+#include "engine/quantize/table_quantizer.h"
+#include "kernels/base/bfloat16.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/format/tile_coo_encoder.h"
+
+namespace flashquant {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kPieceWeights = int64_t{1} << 20;
+
+// Files of a folder that go along beside the tokenizer. README files describe the original and stay
+// behind.
+constexpr std::array kOtherFiles = {
+    "added_tokens.json", "tokenizer.model", "chat_template.json", "LICENSE",      "LICENSE.txt",
+    "LICENSE.md",        "NOTICE",          "NOTICE.txt",         "USE_POLICY.md"};
+
+absl::Status CheckWeights(const std::string& name, std::span<const float> weights, int64_t k,
+                          int num_threads) {
+  std::atomic<int64_t> first_bad{INT64_MAX};
+  const int64_t count = static_cast<int64_t>(weights.size());
+  ParallelFor(num_threads, count, kPieceWeights, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (std::fabs(weights[static_cast<size_t>(i)]) <= kMaxWeightMagnitude) continue;
+      int64_t before = first_bad.load();
+      while (i < before && !first_bad.compare_exchange_weak(before, i)) {
+      }
+      return;
+    }
+  });
+  const int64_t bad = first_bad.load();
+  if (bad == INT64_MAX) return absl::OkStatus();
+  return DataLossError("tensor {}: weight at row {}, column {} is not finite or above {} (got {})",
+                       name, bad / k, bad % k, kMaxWeightMagnitude,
+                       weights[static_cast<size_t>(bad)]);
+}
+
+template <typename Element>
+std::span<const uint8_t> AsBytes(const std::vector<Element>& elements) {
+  return {reinterpret_cast<const uint8_t*>(elements.data()), elements.size() * sizeof(Element)};
+}
+
+class CheckpointQuantizer final {
+ public:
+  CheckpointQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options,
+                      QuantizePlan plan, CheckpointWriter* writer, const QuantizeProgress& progress)
+      : checkpoint_(checkpoint),
+        tensors_(*checkpoint.tensors),
+        options_(options),
+        plan_(std::move(plan)),
+        writer_(writer),
+        progress_(progress) {
+    config_.group_size = plan_.group_size;
+    config_.symmetric = options.symmetric;
+    config_.target_density = options.density;
+    config_.method = options.density > 0 ? "rtn+outliers" : "rtn";
+    report_.group_size = plan_.group_size;
+    report_.symmetric = options.symmetric;
+    report_.target_density = options.density;
+    report_.embedding = TableFormatName(plan_.embedding);
+    report_.lm_head = plan_.tied_head ? "tied" : std::string(TableFormatName(plan_.lm_head));
+    report_.notes = plan_.notes;
+  }
+
+  absl::Status WriteTensors() {
+    int64_t done = 0;
+    if (progress_) progress_(0, plan_.total_weights, "");
+    for (const PlannedTensor& planned : plan_.tensors) {
+      const TensorInfo& source = *tensors_.Find(planned.source);
+      const absl::Status status = WriteTensor(planned, source);
+      if (!status.ok()) return Annotate(status, planned.source);
+      if (planned.action == TensorAction::kCopy) continue;
+      int64_t count = 1;
+      for (const int64_t dim : source.shape) count *= dim;
+      done += count;
+      if (progress_) progress_(done, plan_.total_weights, planned.name);
+    }
+    report_.tensor_bytes = writer_->tensor_bytes();
+    config_.stored_density = report_.Total().stored_density();
+    return absl::OkStatus();
+  }
+
+  nlohmann::json Config() const {
+    nlohmann::json config = checkpoint_.config;
+    nlohmann::json section = QuantizationConfigJson(config_);
+    section["embedding"] = report_.embedding;
+    section["lm_head"] = report_.lm_head;
+    config["quantization_config"] = std::move(section);
+    return config;
+  }
+
+  const QuantizeReport& report() const { return report_; }
+
+ private:
+  absl::Status WriteTensor(const PlannedTensor& planned, const TensorInfo& source) {
+    switch (planned.action) {
+      case TensorAction::kInt4:
+        return WriteInt4(planned, source);
+      case TensorAction::kInt8:
+        return WriteInt8(planned, source);
+      case TensorAction::kBFloat16:
+        return WriteBFloat16(planned, source);
+      case TensorAction::kCopy:
+        return WriteCopy(planned, source);
+    }
+    return InternalError("unknown action");
+  }
+
+  absl::Status WriteInt4(const PlannedTensor& planned, const TensorInfo& source) {
+    std::vector<float> weights(static_cast<size_t>(planned.n * planned.k));
+    FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(source, 0, planned.n, weights.data()));
+    FQ_RETURN_IF_ERROR(CheckWeights(planned.source, weights, planned.k, options_.num_threads));
+    MatrixQuantizerOptions options;
+    options.group_size = plan_.group_size;
+    options.symmetric = options_.symmetric;
+    options.density = options_.density;
+    options.rule = options_.rule;
+    options.tile_k = config_.geometry.tile_k;
+    options.num_threads = options_.num_threads;
+    const QuantizedMatrix matrix = QuantizeMatrix(weights, planned.n, planned.k, options);
+    weights = {};
+
+    const int64_t bytes_before = writer_->tensor_bytes();
+    int64_t stored_slots = 0;
+    if (matrix.outliers.empty()) {
+      FQ_RETURN_IF_ERROR(WriteQuantizedLinear(writer_, planned.name, matrix.weight, nullptr));
+    } else {
+      TileCooGeometry geometry = config_.geometry;
+      geometry.k = planned.k;
+      geometry.n = planned.n;
+      FQ_ASSIGN_OR_RETURN(EncodedTileCoo encoded, EncodeTileCoo(geometry, matrix.outliers));
+      FQ_ASSIGN_OR_RETURN(const TileCooMatrix outliers,
+                          TileCooMatrix::Create(geometry, std::move(encoded.arrays)));
+      stored_slots = outliers.num_slots();
+      FQ_RETURN_IF_ERROR(WriteQuantizedLinear(writer_, planned.name, matrix.weight, &outliers));
+    }
+    if (matrix.weight.n_padded != planned.n || matrix.weight.k_padded != planned.k) {
+      config_.true_shapes[planned.name] = {planned.n, planned.k};
+    }
+    report_.layers.push_back({planned.name, planned.n, planned.k, stored_slots,
+                              2 * planned.n * planned.k, writer_->tensor_bytes() - bytes_before,
+                              matrix.energy, matrix.error_without, matrix.error_with});
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteInt8(const PlannedTensor& planned, const TensorInfo& source) {
+    const int64_t rows_per_piece = std::max<int64_t>(1, kPieceWeights / planned.k);
+    std::vector<int8_t> codes(static_cast<size_t>(planned.n * planned.k));
+    std::vector<BFloat16> scales(static_cast<size_t>(planned.n));
+    std::vector<float> piece;
+    for (int64_t row = 0; row < planned.n; row += rows_per_piece) {
+      const int64_t count = std::min(rows_per_piece, planned.n - row);
+      piece.resize(static_cast<size_t>(count * planned.k));
+      FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(source, row, count, piece.data()));
+      FQ_RETURN_IF_ERROR(CheckWeights(planned.source, piece, planned.k, options_.num_threads));
+      ParallelFor(options_.num_threads, count, 64, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const size_t k = static_cast<size_t>(planned.k);
+          scales[static_cast<size_t>(row + i)] = QuantizeTableRow(
+              std::span<const float>(piece).subspan(static_cast<size_t>(i) * k, k),
+              std::span<int8_t>(codes).subspan(static_cast<size_t>(row + i) * k, k));
+        }
+      });
+    }
+    return WriteInt8Table(writer_, planned.name, planned.n, planned.k, codes, scales);
+  }
+
+  absl::Status WriteBFloat16(const PlannedTensor& planned, const TensorInfo& source) {
+    FQ_RETURN_IF_ERROR(writer_->BeginTensor(planned.name, DType::kBF16, source.shape));
+    const int64_t rows = source.num_rows();
+    int64_t per_row = 1;
+    for (size_t i = 1; i < source.shape.size(); ++i) per_row *= source.shape[i];
+    const int64_t rows_per_piece = std::max<int64_t>(1, kPieceWeights / per_row);
+    std::vector<float> piece;
+    std::vector<BFloat16> converted;
+    for (int64_t row = 0; row < rows; row += rows_per_piece) {
+      const int64_t count = std::min(rows_per_piece, rows - row);
+      piece.resize(static_cast<size_t>(count * per_row));
+      converted.resize(piece.size());
+      FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(source, row, count, piece.data()));
+      FQ_RETURN_IF_ERROR(CheckWeights(planned.source, piece, per_row, options_.num_threads));
+      std::transform(piece.begin(), piece.end(), converted.begin(),
+                     [](float weight) { return ToBFloat16(weight); });
+      FQ_RETURN_IF_ERROR(writer_->AppendBytes(AsBytes(converted)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteCopy(const PlannedTensor& planned, const TensorInfo& source) {
+    FQ_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, tensors_.ReadBytes(planned.source));
+    return writer_->AddTensor(planned.name, source.dtype, source.shape, bytes);
+  }
+
+  const Checkpoint& checkpoint_;
+  const TensorSource& tensors_;
+  const QuantizeOptions& options_;
+  const QuantizePlan plan_;
+  CheckpointWriter* const writer_;
+  const QuantizeProgress& progress_;
+  QuantizationConfig config_;
+  QuantizeReport report_;
+};
+
+// Where to write: the output itself, or a folder beside it that replaces it at the end.
+absl::StatusOr<std::string> WritingPlace(const std::string& output_dir, bool overwrite) {
+  std::error_code error;
+  if (!overwrite || !fs::exists(output_dir, error) || fs::is_empty(output_dir, error)) {
+    return output_dir;
+  }
+  if (!fs::is_directory(output_dir, error) || !fs::exists(output_dir + "/config.json", error)) {
+    return InvalidArgumentError("{}: --overwrite: not a model folder (it has no config.json)",
+                                output_dir);
+  }
+  const std::string replacement = output_dir + ".replacement";
+  fs::remove_all(replacement, error);
+  if (error) return ErrnoStatus(error.value(), replacement, "remove");
+  return replacement;
+}
+
+absl::Status ReplaceFolder(const std::string& replacement, const std::string& output_dir) {
+  std::error_code error;
+  const std::string old = output_dir + ".old";
+  fs::remove_all(old, error);
+  if (!error) fs::rename(output_dir, old, error);
+  if (error) return ErrnoStatus(error.value(), output_dir, "move away");
+  fs::rename(replacement, output_dir, error);
+  if (error) return ErrnoStatus(error.value(), output_dir, "replace");
+  fs::remove_all(old, error);
+  if (error) return ErrnoStatus(error.value(), old, "remove");
+  return absl::OkStatus();
+}
+
+absl::Status CopyModelFiles(const Checkpoint& checkpoint, CheckpointWriter* writer) {
+  FQ_RETURN_IF_ERROR(CopyTokenizerFiles(checkpoint.path, writer));
+  if (!checkpoint.generation_config.empty()) {
+    FQ_RETURN_IF_ERROR(writer->WriteTextFile("generation_config.json",
+                                             DumpJson(checkpoint.generation_config) + "\n"));
+  }
+  for (const char* name : kOtherFiles) {
+    const std::string path = fmt::format("{}/{}", checkpoint.path, name);
+    std::error_code ignored;
+    if (!fs::is_regular_file(path, ignored)) continue;
+    FQ_RETURN_IF_ERROR(writer->CopyTextFile(path, name));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const Checkpoint& checkpoint,
+                                                  const std::string& output_dir,
+                                                  const QuantizeOptions& options,
+                                                  const QuantizeProgress& progress) {
+  std::string output = output_dir;
+  while (output.size() > 1 && output.back() == '/') output.pop_back();
+  FQ_ASSIGN_OR_RETURN(QuantizePlan plan, MakeQuantizePlan(checkpoint, options));
+  FQ_ASSIGN_OR_RETURN(const std::string place, WritingPlace(output, options.overwrite));
+  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointWriter> writer,
+                      CheckpointWriter::Create(place));
+  CheckpointQuantizer quantizer(checkpoint, options, std::move(plan), writer.get(), progress);
+  FQ_RETURN_IF_ERROR(CopyModelFiles(checkpoint, writer.get()));
+  FQ_RETURN_IF_ERROR(quantizer.WriteTensors());
+  FQ_RETURN_IF_ERROR(
+      writer->WriteTextFile(kReportFileName, DumpJson(ReportJson(quantizer.report())) + "\n"));
+  FQ_RETURN_IF_ERROR(writer->Finish(quantizer.Config()));
+  if (place != output) FQ_RETURN_IF_ERROR(ReplaceFolder(place, output));
+  return quantizer.report();
+}
+
+}  // namespace flashquant

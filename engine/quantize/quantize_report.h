@@ -1,0 +1,47 @@
+// What quantizing did to every layer, as a table for people and as JSON.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+
+namespace flashquant {
+
+struct LayerReport {
+  std::string name;
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t stored_slots = 0;  // null ones included
+  int64_t source_bytes = 0;  // as BF16
+  int64_t bytes = 0;         // codes, scales, zero points, outliers
+  double energy = 0;         // sum of squared weights
+  double error_without = 0;  // sum of squared errors, INT4 alone
+  double error_with = 0;     // the same with the outliers
+
+  double stored_density() const;
+  // Square root of error / energy.
+  double relative_error_without() const;
+  double relative_error_with() const;
+};
+
+struct QuantizeReport {
+  int64_t group_size = 0;
+  bool symmetric = false;
+  double target_density = 0;
+  std::string embedding;
+  std::string lm_head;
+  std::vector<LayerReport> layers;  // quantized ones, in the order of the tensors
+  std::vector<std::string> notes;
+  int64_t tensor_bytes = 0;  // of the whole output
+
+  // All quantized layers as one; its name is "total".
+  LayerReport Total() const;
+};
+
+// One line per layer and a total, 100 columns at most for usual names.
+std::string ReportTable(const QuantizeReport& report);
+nlohmann::json ReportJson(const QuantizeReport& report);
+
+}  // namespace flashquant

@@ -1,0 +1,182 @@
+// flashquant quantize: makes an INT4 + outlier checkpoint from a Hugging Face folder or a GGUF
+// file.
+//
+// Flags, progress and the printed report; the work is engine/quantize.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include "engine/base/exit_code.h"
+#include "engine/checkpoint/file_reader.h"
+#include "engine/checkpoint/gguf_reader.h"
+#include "engine/checkpoint/json.h"
+#include "engine/quantize/checkpoint_quantizer.h"
+#include "engine/quantize/matrix_quantizer.h"
+#include "engine/quantize/parallel_for.h"
+#include "engine/tools/commands.h"
+#include "kernels/base/status_macros.h"
+
+namespace flashquant {
+namespace {
+
+struct QuantizeFlags {
+  std::string input;
+  std::string output;
+  std::string group_size = "auto";
+  double density = 0.01;
+  bool symmetric = false;
+  std::string embedding = "bf16";
+  std::string lm_head = "auto";
+  std::string method = "rtn";
+  std::string outliers = "rescale";
+  std::string json;
+  int threads = 0;
+  bool overwrite = false;
+  bool quiet = false;
+};
+
+std::string TimeText(double seconds) {
+  const int64_t whole = static_cast<int64_t>(seconds + 0.5);
+  if (whole < 60) return fmt::format("{} s", whole);
+  if (whole < 3600) return fmt::format("{}:{:02} min", whole / 60, whole % 60);
+  return fmt::format("{}:{:02} h", whole / 3600, whole % 3600 / 60);
+}
+
+// A bar that is redrawn on a terminal; else a line for every tenth.
+class ProgressPrinter final {
+ public:
+  explicit ProgressPrinter(bool quiet)
+      : quiet_(quiet),
+        terminal_(isatty(STDERR_FILENO) != 0),
+        start_(std::chrono::steady_clock::now()) {}
+
+  void Show(int64_t done, int64_t total, const std::string& tensor) {
+    if (quiet_ || total == 0) return;
+    const double share = static_cast<double>(done) / static_cast<double>(total);
+    const double elapsed =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    std::string time = "";
+    if (done > 0 && done < total) time = TimeText(elapsed * (1 / share - 1)) + " left";
+    if (done == total) time = TimeText(elapsed);
+    if (terminal_) {
+      constexpr int kWidth = 30;
+      const int filled = static_cast<int>(share * kWidth);
+      fmt::print(stderr, "\r[{:=<{}}{:<{}}] {:3.0f}%  {:<14} {:<44.44}", "", filled, "",
+                 kWidth - filled, 100 * share, time, tensor);
+      if (done == total) fmt::print(stderr, "\n");
+    } else if (static_cast<int>(share * 10) > tenths_) {
+      tenths_ = static_cast<int>(share * 10);
+      fmt::print(stderr, "quantized {:.0f}% of the weights, {}\n", 100 * share, time);
+    }
+    std::fflush(stderr);
+  }
+
+ private:
+  const bool quiet_;
+  const bool terminal_;
+  const std::chrono::steady_clock::time_point start_;
+  int tenths_ = 0;
+};
+
+QuantizeOptions OptionsFrom(const QuantizeFlags& flags) {
+  const std::map<std::string, TableFormat> formats = {
+      {"bf16", TableFormat::kBFloat16}, {"int8", TableFormat::kInt8}, {"int4", TableFormat::kInt4}};
+  QuantizeOptions options;
+  if (flags.group_size != "auto") options.group_size = std::stoll(flags.group_size);
+  options.symmetric = flags.symmetric;
+  options.density = flags.density;
+  options.embedding = formats.at(flags.embedding);
+  if (flags.lm_head != "auto") options.lm_head = formats.at(flags.lm_head);
+  options.rule = flags.outliers == "magnitude" ? OutlierRule::kMagnitude
+                 : flags.outliers == "error"   ? OutlierRule::kError
+                                               : OutlierRule::kErrorWithRescale;
+  options.num_threads = flags.threads == 0 ? AvailableThreads() : flags.threads;
+  options.overwrite = flags.overwrite;
+  return options;
+}
+
+absl::Status WriteReport(const std::string& path, const QuantizeReport& report) {
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) return ErrnoStatus(errno, path, "create");
+  const std::string text = DumpJson(ReportJson(report)) + "\n";
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const int error_number = errno;
+  const bool closed = std::fclose(file) == 0;
+  if (!written || !closed) return ErrnoStatus(written ? errno : error_number, path, "write");
+  return absl::OkStatus();
+}
+
+absl::Status RunQuantize(const QuantizeFlags& flags) {
+  FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointFromPath(flags.input));
+  ProgressPrinter printer(flags.quiet);
+  FQ_ASSIGN_OR_RETURN(
+      const QuantizeReport report,
+      QuantizeCheckpoint(checkpoint, flags.output, OptionsFrom(flags),
+                         [&](int64_t done, int64_t total, const std::string& tensor) {
+                           printer.Show(done, total, tensor);
+                         }));
+  if (!flags.quiet) fmt::print("{}", ReportTable(report));
+  const LayerReport total = report.Total();
+  fmt::print("{}: {} quantized layers, group size {}, stored density {:.3f}%, tensors {:.2f} MB\n",
+             flags.output, report.layers.size(), report.group_size, 100 * total.stored_density(),
+             static_cast<double>(report.tensor_bytes) / 1e6);
+  if (!flags.json.empty()) FQ_RETURN_IF_ERROR(WriteReport(flags.json, report));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddQuantizeCommand(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<QuantizeFlags>();
+  CLI::App* command = app.add_subcommand("quantize", "Make an INT4 + outlier checkpoint");
+  command->add_option("--input", flags->input, "Hugging Face folder or GGUF file")->required();
+  command->add_option("--output", flags->output, "folder to make")->required();
+  command
+      ->add_option("--group-size", flags->group_size,
+                   "weights per scale; auto: the largest of 128, 64, 32 that divides every K; -1: "
+                   "one group per row")
+      ->check(CLI::IsMember({"auto", "32", "64", "128", "-1"}))
+      ->capture_default_str();
+  command
+      ->add_option("--density", flags->density,
+                   "outliers: stored slots as a share of the weights, 0 = none")
+      ->check(CLI::Range(0.0, kMaxDensity))
+      ->capture_default_str();
+  command->add_flag("--symmetric,!--asymmetric", flags->symmetric,
+                    "zero point 8 everywhere (default: asymmetric)");
+  command->add_option("--embedding", flags->embedding, "embedding table: bf16 or int8")
+      ->check(CLI::IsMember({"bf16", "int8"}))
+      ->capture_default_str();
+  command
+      ->add_option("--lm-head", flags->lm_head,
+                   "output head: bf16, int8 or int4; auto: as the embedding when tied, else bf16")
+      ->check(CLI::IsMember({"auto", "bf16", "int8", "int4"}))
+      ->capture_default_str();
+  command->add_option("--method", flags->method, "rtn: round to nearest")
+      ->check(CLI::IsMember({"rtn"}))
+      ->capture_default_str();
+  command
+      ->add_option("--outliers", flags->outliers,
+                   "how outliers are chosen: rescale (least error, finer scales included), error, "
+                   "magnitude (for comparisons)")
+      ->check(CLI::IsMember({"rescale", "error", "magnitude"}))
+      ->capture_default_str();
+  command->add_option("--threads", flags->threads, "0 = one per core; no influence on the result")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command->add_option("--json", flags->json, "also write the report to this file");
+  command->add_flag("--overwrite", flags->overwrite, "replace an existing model folder");
+  command->add_flag("--quiet", flags->quiet, "no progress, no table");
+  command->callback([flags, exit_code] { *exit_code = ReportStatus(RunQuantize(*flags)); });
+}
+
+}  // namespace flashquant
