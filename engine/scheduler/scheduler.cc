@@ -239,7 +239,7 @@ bool Scheduler::InFlight(const Sequence& sequence) const {
 
 absl::StatusOr<CommitResult> Scheduler::Commit(const StepResult& result) {
   FQ_CHECK(!uncommitted_.empty());
-  const UncommittedPlan plan = std::move(uncommitted_.front());
+  const UncommittedPlan plan = uncommitted_.front();
   if (result.tokens.size() != plan.samples.size()) {
     return InternalError("step {}: {} tokens for {} sampled rows", plan.index, result.tokens.size(),
                          plan.samples.size());

@@ -21,7 +21,7 @@ MATCHER(IsOk, "is OK") {
 }
 
 // StatusIs(code, HasSubstr("...")).
-MATCHER_P2(StatusIs, code, message_matcher, "") {
+MATCHER_P2(StatusIs, code, message_matcher, "has the code and a message that matches") {
   const absl::Status& status = StatusOf(arg);
   *result_listener << status.ToString();
   return status.code() == code &&

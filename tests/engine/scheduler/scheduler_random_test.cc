@@ -1,0 +1,262 @@
+// The scheduler against the pretended model under thousands of random steps: arrivals, lengths,
+// cancels, pauses, a small pool, with and without run-ahead. After each step the invariants of
+// engine/README.md are checked; each answer must be the one of the sequence alone.
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/scheduler/scheduler.h"
+#include "fmt/format.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/fake_step_runner.h"
+#include "tests/support/status_matchers.h"
+
+namespace flashquant {
+namespace {
+
+struct Scenario {
+  int32_t usable_blocks;
+  int32_t block_tokens;
+  int32_t token_budget;
+  int32_t max_sequences;
+  int32_t row_multiple;
+  bool run_ahead;
+  int cancel_percent;
+  int pause_percent;
+  uint32_t seed;
+};
+
+struct Expected {
+  std::vector<int32_t> answer;
+  std::vector<int32_t> got;
+  std::optional<size_t> stop_after;  // tokens after which "a stop string" ends it
+};
+
+class RandomRun {
+ public:
+  explicit RandomRun(const Scenario& scenario)
+      : scenario_(scenario),
+        random_(scenario.seed),
+        config_(ToConfig(scenario)),
+        scheduler_(config_),
+        runner_(config_.num_blocks, config_.block_tokens) {}
+
+  void Run(int num_steps) {
+    for (int step = 0; step < num_steps && !testing::Test::HasFailure(); ++step) {
+      if (Chance(30) && live_.size() < 20) Arrive();
+      if (Chance(scenario_.cancel_percent)) CancelOne();
+      if (Chance(scenario_.pause_percent)) TogglePause();
+      OneStep();
+    }
+    for (SequenceId id : std::set<SequenceId>(paused_)) SetPaused(id, false);
+    for (int step = 0; !live_.empty() && !testing::Test::HasFailure(); ++step) {
+      OneStep();
+      ASSERT_LT(step, 5000) << "no progress";
+    }
+    while (in_flight_ > 0) Commit();
+    EXPECT_EQ(scheduler_.blocks_used(), 0);
+    EXPECT_EQ(scheduler_.blocks_unaccounted(), 0);
+    EXPECT_GT(num_finished_, 0);
+  }
+  int64_t preemptions() const { return scheduler_.counters().preemptions; }
+  int64_t discarded() const { return num_discarded_; }
+
+ private:
+  static SchedulerConfig ToConfig(const Scenario& scenario) {
+    SchedulerConfig config;
+    config.max_sequences = scenario.max_sequences;
+    config.token_budget = scenario.token_budget;
+    config.block_tokens = scenario.block_tokens;
+    config.num_blocks = scenario.usable_blocks + 1;
+    config.row_multiple = scenario.row_multiple;
+    return config;
+  }
+  bool Chance(int percent) { return Uniform(1, 100) <= percent; }
+  int Uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
+
+  void Arrive() {
+    const int pool_tokens = scenario_.usable_blocks * scenario_.block_tokens;
+    int prompt_tokens = Uniform(1, std::max(1, pool_tokens / 3));
+    int max_output = Uniform(1, std::max(1, pool_tokens / 3));
+    if (Chance(3)) {  // exactly the pool
+      prompt_tokens = Uniform(1, pool_tokens);
+      max_output = pool_tokens + 1 - prompt_tokens;
+    }
+    std::vector<int32_t> prompt;
+    for (int i = 0; i < prompt_tokens; ++i) prompt.push_back(Uniform(0, 999));
+    SamplingParams sampling;
+    sampling.seed = static_cast<uint64_t>(Uniform(0, 5));
+    Expected expected;
+    expected.answer = model_.Answer(prompt, sampling.seed, max_output);
+    if (Chance(40)) expected.stop_after = static_cast<size_t>(Uniform(1, max_output));
+    const SequenceId id = next_id_++;
+    scheduler_.Add(id, prompt, sampling, {}, max_output);
+    live_.emplace(id, std::move(expected));
+  }
+  SequenceId AnyLive() {
+    auto chosen = live_.begin();
+    std::advance(chosen, Uniform(0, static_cast<int>(live_.size()) - 1));
+    return chosen->first;
+  }
+  void CancelOne() {
+    if (live_.empty()) return;
+    const SequenceId id = AnyLive();
+    scheduler_.Release(id, ReleaseReason::kCancelled);
+    live_.erase(id);
+    paused_.erase(id);
+  }
+  void SetPaused(SequenceId id, bool paused) {
+    scheduler_.SetPaused(id, paused);
+    if (paused) {
+      paused_.insert(id);
+    } else {
+      paused_.erase(id);
+    }
+  }
+  void TogglePause() {
+    if (live_.empty()) return;
+    const SequenceId id = AnyLive();
+    // As the engine does it: only what has been scheduled can have a full stream.
+    if (scheduler_.Find(id)->state != SequenceState::kWaiting) SetPaused(id, !paused_.contains(id));
+  }
+
+  void OneStep() {
+    const bool launched = Launch();
+    if (in_flight_ == 0) {
+      // Nothing in flight and nothing planned: nobody unpaused may be left, unless paused ones that
+      // are past their last preemption hold the pool.
+      if (!launched && live_.size() > paused_.size() && !ProtectedPausedExists()) {
+        ADD_FAILURE() << "something waits, nothing runs, and no plan";
+      }
+      return;
+    }
+    if (scenario_.run_ahead && launched && in_flight_ == 1 && Chance(90)) return;
+    Commit();
+  }
+  bool ProtectedPausedExists() {
+    return std::ranges::any_of(paused_, [&](SequenceId id) {
+      return scheduler_.Find(id)->num_preemptions >= Scheduler::kMaxPreemptions;
+    });
+  }
+
+  bool Launch() {
+    std::optional<SequenceId> oldest;
+    for (const auto& [id, expected] : live_) {
+      const Sequence* sequence = scheduler_.Find(id);
+      if (sequence->state != SequenceState::kRunning || paused_.contains(id)) continue;
+      oldest = id;
+      break;
+    }
+    const StepPlan& plan = scheduler_.Schedule();
+    if (oldest) {
+      EXPECT_EQ(scheduler_.Find(*oldest)->state, SequenceState::kRunning);
+    }
+    CheckPlan(plan);
+    CheckInvariants();
+    if (plan.empty()) return false;
+    FQ_EXPECT_OK(runner_.Launch(plan));
+    EXPECT_EQ(runner_.violation(), "");
+    ++in_flight_;
+    return true;
+  }
+  void CheckPlan(const StepPlan& plan) {
+    int num_tokens = 0;
+    std::set<SequenceId> ids;
+    for (const SequenceStep& step : plan.sequences) {
+      EXPECT_TRUE(ids.insert(step.id).second);
+      EXPECT_TRUE(live_.contains(step.id));
+      EXPECT_FALSE(paused_.contains(step.id));
+      const auto count = static_cast<int>(step.token_ids.size());
+      EXPECT_GE(count, 1);
+      num_tokens += count;
+      EXPECT_GE(static_cast<int>(step.block_ids.size()) * scenario_.block_tokens,
+                step.first_position + count);
+    }
+    EXPECT_EQ(num_tokens, plan.num_tokens);
+    EXPECT_LE(num_tokens, scenario_.token_budget);
+    EXPECT_LE(static_cast<int>(plan.sequences.size()), scenario_.max_sequences);
+    EXPECT_EQ(plan.num_rows % scenario_.row_multiple, 0);
+    EXPECT_GE(plan.num_rows, plan.num_tokens);
+    EXPECT_LT(plan.num_rows - plan.num_tokens, scenario_.row_multiple);
+  }
+  void CheckInvariants() {
+    EXPECT_EQ(scheduler_.blocks_unaccounted(), 0);
+    EXPECT_EQ(scheduler_.num_waiting() + scheduler_.num_running() + scheduler_.num_preempted(),
+              static_cast<int>(live_.size()));
+    for (const auto& [id, expected] : live_) {
+      const Sequence* sequence = scheduler_.Find(id);
+      ASSERT_NE(sequence, nullptr);
+      EXPECT_LE(sequence->num_computed_tokens, sequence->num_tokens());
+      EXPECT_LE(sequence->num_tokens(), sequence->max_tokens);
+      EXPECT_LE(sequence->num_preemptions, Scheduler::kMaxPreemptions);
+      EXPECT_EQ(sequence->state == SequenceState::kRunning, sequence->blocks.num_blocks() > 0);
+    }
+  }
+  void Commit() {
+    auto committed = scheduler_.Commit(*runner_.Collect());
+    --in_flight_;
+    ASSERT_THAT(committed, IsOk());
+    for (const CommittedToken& token : committed->tokens) {
+      Expected& expected = live_.at(token.id);
+      ASSERT_EQ(static_cast<size_t>(token.output_index), expected.got.size());
+      ASSERT_EQ(token.token_id, expected.answer[expected.got.size()]);
+      expected.got.push_back(token.token_id);
+      const bool stopped = expected.stop_after && expected.got.size() >= *expected.stop_after;
+      if (!stopped && expected.got.size() < expected.answer.size()) continue;
+      scheduler_.Release(token.id, ReleaseReason::kFinished);
+      live_.erase(token.id);
+      paused_.erase(token.id);
+      ++num_finished_;
+    }
+    for (const DiscardedToken& token : committed->discarded) {
+      EXPECT_FALSE(live_.contains(token.id));
+      ++num_discarded_;
+    }
+    CheckInvariants();
+  }
+
+  const Scenario scenario_;
+  std::mt19937 random_;
+  const SchedulerConfig config_;
+  const FakeModel model_;
+  Scheduler scheduler_;
+  FakeStepRunner runner_;
+  std::map<SequenceId, Expected> live_;
+  std::set<SequenceId> paused_;
+  SequenceId next_id_ = 0;
+  int in_flight_ = 0;
+  int num_finished_ = 0;
+  int64_t num_discarded_ = 0;
+};
+
+class SchedulerRandomTest : public testing::TestWithParam<Scenario> {};
+
+TEST_P(SchedulerRandomTest, KeepsItsInvariantsAndEveryAnswer) {
+  const Scenario& scenario = GetParam();
+  SCOPED_TRACE(fmt::format("seed {}", scenario.seed));
+  RandomRun run(scenario);
+  run.Run(3000);
+  // The scenario must reach what it is there for.
+  EXPECT_GT(run.preemptions(), 0);
+  if (scenario.run_ahead) {
+    EXPECT_GT(run.discarded(), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Scenarios, SchedulerRandomTest,
+    testing::Values(
+        // blocks, block tokens, budget, sequences, rows, run-ahead, cancel %, pause %, seed
+        Scenario{24, 4, 16, 8, 1, false, 5, 0, 1}, Scenario{24, 4, 16, 8, 8, true, 5, 0, 2},
+        Scenario{24, 4, 16, 8, 8, false, 5, 10, 3}, Scenario{24, 4, 16, 8, 8, true, 5, 10, 4},
+        Scenario{12, 2, 8, 8, 1, true, 0, 0, 5}, Scenario{12, 2, 8, 8, 1, false, 0, 0, 6},
+        Scenario{40, 1, 5, 4, 3, true, 2, 5, 7}, Scenario{9, 16, 64, 16, 8, true, 10, 5, 8},
+        Scenario{9, 16, 1, 1, 1, false, 10, 30, 9}, Scenario{30, 3, 7, 16, 8, true, 20, 20, 10}));
+
+}  // namespace
+}  // namespace flashquant
