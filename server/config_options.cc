@@ -49,7 +49,12 @@ const std::vector<ConfigOption>& ConfigOptions() {
        4096},
       {"engine.token_budget", "--token-budget", "tokens in one step", &C::token_budget, 1, 1 << 16},
       {"engine.block_tokens", "--block-tokens", "tokens per KV block", &C::block_tokens, 1, 256},
-      {"engine.kv_blocks", "--kv-blocks", "KV blocks; 0 = from memory", &C::kv_blocks, 0, 1 << 24},
+      {"engine.kv_blocks", "--kv-blocks", "KV blocks; 0 = from --kv-cache-bytes", &C::kv_blocks, 0,
+       1 << 24},
+      {"engine.kv_cache_bytes", "--kv-cache-bytes",
+       "size of the KV pool; 0 = what --max-sequences contexts need, at most a quarter of the free "
+       "memory",
+       &C::kv_cache_bytes, 0, 1e15},
       {"engine.row_multiple", "--row-multiple",
        "rows of a decode step are padded to a multiple of it; 0 = the backend's", &C::row_multiple,
        0, 256},

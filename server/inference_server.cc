@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "grpc/grpc.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/impl/server_builder_option.h"
@@ -66,6 +67,8 @@ void AddArguments(const InferenceServerOptions& options, grpc::ServerBuilder* bu
 }
 
 }  // namespace
+
+std::string GrpcVersion() { return grpc_version_string(); }
 
 class InferenceServer::Impl {
  public:

@@ -29,6 +29,9 @@ struct InferenceServerOptions {
   Duration max_request_duration = std::chrono::seconds(600);
 };
 
+// Version of the gRPC library.
+std::string GrpcVersion();
+
 // All methods from the thread that made it, unless they say otherwise.
 class InferenceServer final {
  public:

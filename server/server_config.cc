@@ -27,7 +27,8 @@ std::string RangeText(const ConfigOption& option) {
     }
     return text;
   }
-  if (std::holds_alternative<int32_t ServerConfig::*>(option.member)) {
+  if (std::holds_alternative<int32_t ServerConfig::*>(option.member) ||
+      std::holds_alternative<int64_t ServerConfig::*>(option.member)) {
     return fmt::format("a whole number within {:.0f} and {:.0f}", option.min, option.max);
   }
   if (std::holds_alternative<double ServerConfig::*>(option.member)) {

@@ -38,8 +38,9 @@ struct ServerConfig {
   int32_t max_sequences = 64;
   int32_t token_budget = 256;
   int32_t block_tokens = 16;
-  int32_t kv_blocks = 0;     // 0 = from memory
-  int32_t row_multiple = 0;  // 0 = the backend's
+  int32_t kv_blocks = 0;       // 0 = from kv_cache_bytes
+  int64_t kv_cache_bytes = 0;  // 0 = what max_sequences contexts need, or a quarter of the memory
+  int32_t row_multiple = 0;    // 0 = the backend's
   bool run_ahead = false;
 
   double slow_reader_seconds = 10;
@@ -62,8 +63,8 @@ struct ConfigOption {
   const char* key;   // "limits.max_waiting": path in the JSON file
   const char* flag;  // "--max-waiting"
   const char* help;  // one line
-  std::variant<std::string ServerConfig::*, int32_t ServerConfig::*, double ServerConfig::*,
-               bool ServerConfig::*>
+  std::variant<std::string ServerConfig::*, int32_t ServerConfig::*, int64_t ServerConfig::*,
+               double ServerConfig::*, bool ServerConfig::*>
       member;
   double min = 0;
   double max = 0;

@@ -1,0 +1,270 @@
+// flashquant generate and flashquant health: gRPC clients of a running server.
+//
+// Text goes to stdout as it comes, figures and errors to stderr; with --json stdout has one object
+// a line: the messages of the stream, or the error.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/base/exit_code.h"
+#include "fmt/format.h"
+#include "google/protobuf/util/json_util.h"
+#include "nlohmann/json.hpp"
+#include "server/commands.h"
+#include "server/inference_client.h"
+#include "server/status_mapping.h"
+
+namespace flashquant {
+namespace {
+
+constexpr char kDefaultTarget[] = "127.0.0.1:50051";
+
+struct GenerateFlags {
+  std::string target = kDefaultTarget;
+  std::string prompt;
+  std::vector<uint32_t> prompt_ids;
+  std::string system;
+  bool chat = false;
+  std::optional<uint32_t> max_tokens;
+  std::optional<float> temperature;
+  std::optional<float> top_p;
+  std::optional<uint32_t> top_k;
+  std::optional<float> min_p;
+  std::optional<uint64_t> seed;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
+  std::optional<double> timeout_seconds;
+  bool json = false;
+};
+
+v1::GenerateRequest MakeRequest(const GenerateFlags& flags) {
+  v1::GenerateRequest request;
+  if (!flags.prompt_ids.empty()) {
+    request.mutable_token_ids()->mutable_ids()->Add(flags.prompt_ids.begin(),
+                                                    flags.prompt_ids.end());
+    request.mutable_output()->set_token_ids(true);
+  } else if (flags.chat) {
+    if (!flags.system.empty()) {
+      v1::ChatMessage* system = request.mutable_chat()->add_messages();
+      system->set_role("system");
+      system->set_content(flags.system);
+    }
+    v1::ChatMessage* user = request.mutable_chat()->add_messages();
+    user->set_role("user");
+    user->set_content(flags.prompt);
+  } else {
+    request.set_text(flags.prompt);
+  }
+  v1::SamplingParams* sampling = request.mutable_sampling();
+  if (flags.temperature) sampling->set_temperature(*flags.temperature);
+  if (flags.top_p) sampling->set_top_p(*flags.top_p);
+  if (flags.top_k) sampling->set_top_k(*flags.top_k);
+  if (flags.min_p) sampling->set_min_p(*flags.min_p);
+  if (flags.seed) sampling->set_seed(*flags.seed);
+  v1::StopConditions* stop = request.mutable_stop();
+  if (flags.max_tokens) stop->set_max_output_tokens(*flags.max_tokens);
+  for (const std::string& sequence : flags.stop) stop->add_sequences(sequence);
+  stop->set_ignore_eos(flags.ignore_eos);
+  return request;
+}
+
+// What a user can do about an error; empty when its text says enough.
+std::string NextStep(const CallResult& result, const std::string& target) {
+  if (result.reason == "MODEL_LOADING") return "wait until `flashquant health` says serving";
+  if (result.reason == "QUEUE_FULL" || result.reason == "QUEUE_TIMEOUT") return "try again later";
+  if (result.reason == "DRAINING" || result.reason == "ENGINE_FAILED") {
+    return "try again when the server is back";
+  }
+  if (result.reason.empty() && result.code == 14) {
+    return fmt::format("is a server running at {}? (flashquant serve --model DIR)", target);
+  }
+  if (result.code == 4) return "give --timeout more seconds, or ask for fewer tokens";
+  return "";
+}
+
+int ExitCodeOf(const CallResult& result) {
+  return ExitCodeFor(absl::Status(static_cast<absl::StatusCode>(result.code), ""));
+}
+
+int ReportFailure(const CallResult& result, const GenerateFlags& flags) {
+  const std::string next_step = NextStep(result, flags.target);
+  if (flags.json) {
+    nlohmann::json error = {{"code", StatusCodeName(result.code)}, {"message", result.message}};
+    if (!result.reason.empty()) error["reason"] = result.reason;
+    if (!result.violations.empty()) error["violations"] = result.violations;
+    using Json = nlohmann::json;
+    fmt::print("{}\n",
+               Json({{"error", error}}).dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
+  fmt::print(stderr, "flashquant: {}: {}{}\n", StatusCodeName(result.code),
+             result.reason.empty() ? "" : result.reason + ": ", result.message);
+  // The first violation is the message already.
+  for (size_t i = 1; i < result.violations.size(); ++i) {
+    fmt::print(stderr, "  also {}\n", result.violations[i]);
+  }
+  if (!next_step.empty()) fmt::print(stderr, "  {}\n", next_step);
+  return ExitCodeOf(result);
+}
+
+double ToSeconds(const google::protobuf::Duration& duration) {
+  return static_cast<double>(duration.seconds()) + duration.nanos() * 1e-9;
+}
+
+// Prints the stream as it comes and keeps what the last line needs.
+class StreamPrinter {
+ public:
+  explicit StreamPrinter(bool json) : json_(json) {}
+
+  bool Print(const v1::GenerateResponse& response) {
+    if (response.has_delta() && !first_delta_) first_delta_ = std::chrono::steady_clock::now();
+    if (response.has_finished()) finished_ = response.finished();
+    if (json_) {
+      PrintJson(response);
+    } else if (response.has_delta()) {
+      const v1::Delta& delta = response.delta();
+      if (!delta.text().empty()) {
+        std::fwrite(delta.text().data(), 1, delta.text().size(), stdout);
+      } else {
+        for (const uint32_t id : delta.token_ids()) fmt::print("{} ", id);
+      }
+    }
+    std::fflush(stdout);
+    return std::ferror(stdout) == 0;  // nobody reads us any more: cancel
+  }
+
+  void PrintSummary() const {
+    if (!finished_) return;
+    if (!json_) fmt::print("\n");
+    std::string reason = v1::FinishReason_Name(finished_->reason());
+    reason = reason.substr(std::string("FINISH_REASON_").size());
+    std::transform(reason.begin(), reason.end(), reason.begin(),
+                   [](char c) { return static_cast<char>(std::tolower(c)); });
+    std::string figures =
+        fmt::format("{} tokens in, {} out ({})", finished_->usage().prompt_tokens(),
+                    finished_->usage().output_tokens(), reason);
+    const std::chrono::duration<double, std::milli> first =
+        first_delta_.value_or(std::chrono::steady_clock::now()) - start_;
+    figures += fmt::format(", first token {:.0f} ms", first.count());
+    const double decode = ToSeconds(finished_->timing().decode());
+    if (finished_->usage().output_tokens() > 1 && decode > 0) {
+      figures +=
+          fmt::format(", {:.1f} tokens/s", (finished_->usage().output_tokens() - 1) / decode);
+    }
+    fmt::print(stderr, "{}\n", figures);
+  }
+
+  bool finished() const { return finished_.has_value(); }
+
+ private:
+  static void PrintJson(const v1::GenerateResponse& response) {
+    google::protobuf::util::JsonPrintOptions options;
+    options.preserve_proto_field_names = true;
+    std::string text;
+    if (google::protobuf::util::MessageToJsonString(response, &text, options).ok()) {
+      fmt::print("{}\n", text);
+    }
+  }
+
+  const bool json_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::optional<std::chrono::steady_clock::time_point> first_delta_;
+  std::optional<v1::Finished> finished_;
+};
+
+int RunGenerate(const GenerateFlags& flags) {
+  InferenceClient client(flags.target);
+  CallOptions options;
+  if (flags.timeout_seconds) {
+    options.timeout = std::chrono::milliseconds(static_cast<int64_t>(*flags.timeout_seconds * 1e3));
+  }
+  StreamPrinter printer(flags.json);
+  CallResult result = client.Generate(
+      MakeRequest(flags),
+      [&](const v1::GenerateResponse& response) { return printer.Print(response); }, options);
+  if (!result.ok()) return ReportFailure(result, flags);
+  if (!printer.finished()) {
+    result.code = 13;
+    result.message = "the stream ended without its last message";
+    return ReportFailure(result, flags);
+  }
+  printer.PrintSummary();
+  return 0;
+}
+
+struct HealthFlags {
+  std::string target = kDefaultTarget;
+  std::string service;
+  double timeout_seconds = 5;
+};
+
+int RunHealth(const HealthFlags& flags) {
+  InferenceClient client(flags.target);
+  CallOptions options;
+  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(flags.timeout_seconds * 1e3));
+  CallResult result;
+  switch (client.Health(flags.service, &result, options)) {
+    case HealthState::kServing:
+      fmt::print("serving\n");
+      return 0;
+    case HealthState::kNotServing:
+      fmt::print("not serving\n");
+      return kExitUnavailable;
+    case HealthState::kNoSuchService:
+      fmt::print("unknown service\n");
+      return kExitUsage;
+    case HealthState::kUnknown:
+      fmt::print("unknown\n");
+      return kExitUnavailable;
+    case HealthState::kUnreachable:
+      fmt::print("unreachable\n");
+      fmt::print(stderr, "flashquant: {}: {}\n", flags.target, result.message);
+      return kExitUnavailable;
+  }
+  return kExitInternal;
+}
+
+}  // namespace
+
+void AddGenerateCommand(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<GenerateFlags>();
+  CLI::App* command = app.add_subcommand("generate", "Ask a running server and stream its answer");
+  command->add_option("--target", flags->target, "server, host:port")->capture_default_str();
+  auto* prompt = command->add_option_group("prompt");
+  prompt->add_option("--prompt", flags->prompt, "prompt as text");
+  prompt->add_option("--prompt-ids", flags->prompt_ids, "prompt as token ids: 1,2,3")
+      ->delimiter(',');
+  prompt->require_option(1);
+  command->add_flag("--chat", flags->chat, "send the prompt as a chat message");
+  command->add_option("--system", flags->system, "system message, with --chat");
+  command->add_option("--max-tokens", flags->max_tokens, "tokens at most; unset = what fits");
+  command->add_option("--temperature", flags->temperature, "0 = greedy; unset = the model's own");
+  command->add_option("--top-p", flags->top_p, "unset = the model's own");
+  command->add_option("--top-k", flags->top_k, "0 = off; unset = the model's own");
+  command->add_option("--min-p", flags->min_p, "unset = the model's own");
+  command->add_option("--seed", flags->seed, "seed of the draws; unset = the server draws one");
+  command->add_option("--stop", flags->stop, "stop sequence; may be given again");
+  command->add_flag("--ignore-eos", flags->ignore_eos, "go on after an end token");
+  command->add_option("--timeout", flags->timeout_seconds, "seconds; unset = the server's maximum")
+      ->check(CLI::Range(0.001, 86400.0));
+  command->add_flag("--json", flags->json, "print one JSON object a line instead of text");
+  command->callback([flags, exit_code] { *exit_code = RunGenerate(*flags); });
+}
+
+void AddHealthCommand(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<HealthFlags>();
+  CLI::App* command =
+      app.add_subcommand("health", "Ask a server whether it serves; exit code 0 if it does");
+  command->add_option("--target", flags->target, "server, host:port")->capture_default_str();
+  command->add_option("--service", flags->service,
+                      "name: empty = the server, or model/<name>, or the service's full name");
+  command->add_option("--timeout", flags->timeout_seconds, "seconds")
+      ->check(CLI::Range(0.001, 3600.0))
+      ->capture_default_str();
+  command->callback([flags, exit_code] { *exit_code = RunHealth(*flags); });
+}
+
+}  // namespace flashquant

@@ -1,0 +1,35 @@
+// flashquant: the one program. Subcommands only; each does its work in its own file and stores the
+// exit code.
+#include <exception>
+
+#include "CLI/CLI.hpp"
+#include "engine/base/exit_code.h"
+#include "engine/tools/commands.h"
+#include "server/commands.h"
+
+int main(int argc, char** argv) {
+  CLI::App app{"FlashQuant: serves INT4 language models with sparse outliers over gRPC."};
+  app.name("flashquant");
+  app.set_version_flag("--version", "flashquant " FQ_VERSION);
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all", "Print the help of every subcommand");
+  int exit_code = 0;
+  flashquant::AddServeCommand(app, &exit_code);
+  flashquant::AddGenerateCommand(app, &exit_code);
+  flashquant::AddHealthCommand(app, &exit_code);
+  flashquant::AddQuantizeCommand(app, &exit_code);
+  flashquant::AddInspectCommand(app, &exit_code);
+  flashquant::AddTokenizeCommand(app, &exit_code);
+  flashquant::AddPerplexityCommand(app, &exit_code);
+  flashquant::AddCompleteCommand(app, &exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // CLI11 throws for --help and --version too, with code 0.
+    return app.exit(error) == 0 ? 0 : flashquant::kExitUsage;
+  } catch (const std::exception& error) {
+    std::cerr << "flashquant: " << error.what() << '\n';
+    return flashquant::kExitInternal;
+  }
+  return exit_code;
+}

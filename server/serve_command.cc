@@ -1,0 +1,284 @@
+// flashquant serve: the one place that wires the objects of a server together, and the order in
+// which it starts, drains and ends.
+//
+// The port opens before the model is loaded (health answers NOT_SERVING, calls MODEL_LOADING). A
+// start that fails says why in one line and ends with a fixed exit code.
+#include <malloc.h>
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "engine/base/exit_code.h"
+#include "engine/engine.h"
+#include "engine/metrics.h"
+#include "engine/model/served_model.h"
+#include "kernels/base/status_macros.h"
+#include "prometheus/registry.h"
+#include "server/commands.h"
+#include "server/inference_server.h"
+#include "server/logging.h"
+#include "server/metrics_endpoint.h"
+#include "server/server_config.h"
+#include "server/serving_model.h"
+#include "server/shutdown.h"
+#include "spdlog/spdlog.h"
+
+extern char** environ;  // POSIX has no declaration of it in a header
+
+namespace flashquant {
+namespace {
+
+// Bound of the tokens-per-request buckets: the metrics exist before the model's context is known.
+constexpr int32_t kMetricsContext = 131072;
+constexpr Duration kAfterDrain = std::chrono::seconds(5);
+
+Duration Seconds(double value) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(value));
+}
+
+std::map<std::string, std::string> Environment() {
+  std::map<std::string, std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (!text.starts_with("FLASHQUANT_")) continue;
+    const size_t equals = text.find('=');
+    if (equals != std::string::npos) variables[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return variables;
+}
+
+InferenceServerOptions ServerOptions(const ServerConfig& config) {
+  InferenceServerOptions options;
+  options.address = config.listen_address;
+  options.model_name = ModelName(config);
+  options.reflection = config.reflection;
+  options.max_streams_per_connection = config.max_streams_per_connection;
+  options.keepalive = Seconds(config.keepalive_seconds);
+  options.keepalive_timeout = Seconds(config.keepalive_timeout_seconds);
+  options.slow_reader = Seconds(config.slow_reader_seconds);
+  options.max_request_duration = Seconds(config.max_request_seconds);
+  return options;
+}
+
+ServedModelOptions ModelOptions(const ServerConfig& config) {
+  ServedModelOptions options;
+  options.path = config.model_path;
+  options.backend.kind = config.backend;
+  options.backend.num_threads = config.threads;
+  options.backend.row_multiple = config.row_multiple;
+  options.engine = ToEngineConfig(config);
+  options.kv_cache_bytes = config.kv_cache_bytes;
+  return options;
+}
+
+// One server from start to end. Members are destroyed in reverse order: the engine before the
+// server whose delivery thread it feeds, both before the model.
+class ServeProcess {
+ public:
+  explicit ServeProcess(const ServerConfig& config) : config_(config) {}
+
+  absl::StatusOr<int> Run() {
+    FQ_RETURN_IF_ERROR(Listen());
+    std::atomic<bool> load_done{false};
+    absl::Status load_status;
+    std::thread loader([&] {
+      load_status = Load();
+      load_done.store(true);
+      signals_.Notify();
+    });
+    WaitUntil([&] { return load_done.load() || signals_.stop_signals() > 0; });
+    if (!load_done.load()) {
+      // Nothing runs yet, and loading cannot be interrupted.
+      spdlog::info("stopped while loading");
+      DrainServer(server_.get(), nullptr, clock_.Now(), [] { return true; });
+      const HardExitTimer now(Duration::zero(), 0);
+      loader.join();
+      return 0;
+    }
+    loader.join();
+    FQ_RETURN_IF_ERROR(load_status);
+    FQ_RETURN_IF_ERROR(Serve());
+    WaitUntil([&] { return signals_.stop_signals() > 0 || failed_.load(); });
+    return failed_.load() ? EndFailed() : Drain();
+  }
+
+ private:
+  absl::Status Listen() {
+    FQ_RETURN_IF_ERROR(RaiseOpenFileLimit());
+    // gRPC's threads each get an arena otherwise, and bursts are then never given back.
+    mallopt(M_ARENA_MAX, 2);
+    InitLogging(config_.log_level, &metrics_);
+    for (const std::string& line : DescribeConfig(config_)) spdlog::info("config: {}", line);
+    for (const std::string& warning : config_.warnings) spdlog::warn("config: {}", warning);
+    metrics_.SetModelReady(false);
+    if (config_.metrics_address != "off") {
+      FQ_ASSIGN_OR_RETURN(endpoint_, MetricsEndpoint::Start(config_.metrics_address, registry_));
+      spdlog::info("metrics on port {}", endpoint_->port());
+    }
+    FQ_ASSIGN_OR_RETURN(server_,
+                        InferenceServer::Start(ServerOptions(config_), &metrics_, &clock_));
+    spdlog::info("listening on port {}, loading {}", server_->port(), config_.model_path);
+    return absl::OkStatus();
+  }
+
+  absl::Status Load() {
+    const TimePoint start = clock_.Now();
+    FQ_ASSIGN_OR_RETURN(ServedModel model, LoadServedModel(ModelOptions(config_)));
+    model_.emplace(std::move(model));
+    metrics_.SetModelLoadDuration(LoadStage::kTotal, clock_.Now() - start);
+    return absl::OkStatus();
+  }
+
+  absl::Status Serve() {
+    FQ_ASSIGN_OR_RETURN(chat_, LoadChatFormat(*model_));
+    EngineDependencies dependencies;
+    dependencies.runner = model_->runner.get();
+    dependencies.tokenizer = model_->tokenizer.get();
+    dependencies.metrics = &metrics_;
+    dependencies.clock = &clock_;
+    dependencies.listener = server_->listener();
+    dependencies.eos_token_ids = EndTokens(*model_, chat_);
+    dependencies.vocab_size = model_->config.vocab_size;
+    dependencies.on_failure = [this](const absl::Status& error) {
+      spdlog::error("engine failed: {}", std::string(error.message()));
+      failed_.store(true);
+      signals_.Notify();
+    };
+    FQ_ASSIGN_OR_RETURN(engine_, Engine::Create(model_->engine, dependencies));
+    FQ_ASSIGN_OR_RETURN(auto serving, MakeServingModel(config_, *model_, chat_, engine_.get()));
+    DescribeModel(*model_, serving->info.revision(), &metrics_);
+    const BackendInfo backend = model_->backend->info();
+    metrics_.SetBuildInfo(FQ_VERSION, "unknown", backend.name, "none", GrpcVersion());
+    spdlog::info("serving model {} on {} ({}), {}, context {}, {} KV blocks of {} tokens",
+                 serving->info.model(), backend.name, backend.device, serving->info.quantization(),
+                 model_->engine.context_length, model_->engine.num_blocks,
+                 model_->engine.block_tokens);
+    server_->SetServing(std::move(serving));
+    return absl::OkStatus();
+  }
+
+  int Drain() {
+    const Duration limit = Seconds(config_.drain_seconds);
+    spdlog::info("stopping: {} calls open, draining for at most {} s", server_->live_calls(),
+                 config_.drain_seconds);
+    const HardExitTimer hard_exit(limit + kAfterDrain, kExitInternal);
+    metrics_.SetModelReady(false);
+    const bool ended = DrainServer(server_.get(), engine_.get(), clock_.Now() + limit,
+                                   [&] { return signals_.stop_signals() > 1; });
+    spdlog::info("stopped: {}", ended ? "all calls ended" : "remaining calls were ended");
+    engine_.reset();
+    server_.reset();
+    return 0;
+  }
+
+  int EndFailed() {
+    const HardExitTimer hard_exit(kAfterDrain, kExitInternal);
+    metrics_.SetModelReady(false);
+    server_->SetFailed();
+    server_->WaitUntilNoCalls(clock_.Now() + std::chrono::seconds(2));
+    server_->Shutdown(clock_.Now());
+    engine_.reset();
+    server_.reset();
+    return kExitInternal;
+  }
+
+  void WaitUntil(const std::function<bool()>& done) {
+    signals_.WaitUntil([&] {
+      if (signals_.TakeDumpRequest()) DumpState();
+      return done();
+    });
+  }
+
+  void DumpState() {
+    const EngineStats stats = engine_ != nullptr ? engine_->stats() : EngineStats{};
+    spdlog::info(
+        "state: {} calls open, {} waiting, {} running, {} preempted, {} paused, KV blocks {} of {} "
+        "used, {} unaccounted, {} steps",
+        server_->live_calls(), stats.requests_waiting, stats.requests_running,
+        stats.requests_preempted, stats.requests_paused, stats.kv_blocks_used,
+        stats.kv_blocks_total, stats.kv_blocks_unaccounted, stats.steps);
+  }
+
+  const ServerConfig& config_;
+  SignalWatcher signals_;  // first: every thread inherits its signal mask
+  const SteadyClock clock_;
+  const std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
+  Metrics metrics_{*registry_, ModelName(config_), kMetricsContext};
+  std::unique_ptr<MetricsEndpoint> endpoint_;
+  std::optional<ServedModel> model_;
+  std::optional<ChatFormat> chat_;
+  std::unique_ptr<InferenceServer> server_;
+  std::unique_ptr<Engine> engine_;
+  std::atomic<bool> failed_{false};
+};
+
+struct ServeFlags {
+  std::map<std::string, std::string> values;  // by key
+  std::string config_file;
+  bool check_config = false;
+  bool print_options = false;
+};
+
+int RunServe(const ServeFlags& flags) {
+  if (flags.print_options) {
+    fmt::print("{}", ConfigOptionsMarkdown());
+    return 0;
+  }
+  ConfigSources sources;
+  sources.flags = flags.values;
+  sources.environment = Environment();
+  sources.file = flags.config_file;
+  const absl::StatusOr<ServerConfig> config = LoadServerConfig(sources);
+  if (!config.ok()) return ReportStatus(config.status());
+  if (flags.check_config) {
+    for (const std::string& line : DescribeConfig(*config)) fmt::print("{}\n", line);
+    return 0;
+  }
+  const absl::StatusOr<int> exit_code = ServeProcess(*config).Run();
+  return exit_code.ok() ? *exit_code : ReportStatus(exit_code.status());
+}
+
+void AddOptionFlag(const ConfigOption& option, ServeFlags* flags, CLI::App* command) {
+  const std::string key = option.key;
+  std::string help = option.help;
+  for (size_t i = 0; i < option.choices.size(); ++i) {
+    help += fmt::format("{}{}", i == 0 ? ": " : ", ", option.choices[i]);
+  }
+  const std::string value = OptionText(option, ServerConfig());
+  if (std::holds_alternative<bool ServerConfig::*>(option.member)) {
+    command->add_flag_callback(
+        option.flag, [flags, key] { flags->values[key] = "true"; }, help);
+    return;
+  }
+  if (!value.empty()) help += fmt::format(" [{}]", value);
+  command
+      ->add_option_function<std::string>(
+          option.flag, [flags, key](const std::string& text) { flags->values[key] = text; }, help)
+      ->type_name("");
+}
+
+}  // namespace
+
+void AddServeCommand(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<ServeFlags>();
+  CLI::App* command = app.add_subcommand("serve", "Serve a model over gRPC");
+  command->footer(
+      "Every option is also a key of the JSON file (--config) and an environment variable "
+      "(FLASHQUANT_...; see --print-options).\nOrder: flag > environment > file > default.");
+  for (const ConfigOption& option : ConfigOptions()) AddOptionFlag(option, flags.get(), command);
+  command->add_option("--config", flags->config_file, "JSON file with options [$FLASHQUANT_CONFIG]")
+      ->type_name("");
+  command->add_flag("--check-config", flags->check_config,
+                    "print the effective options and stop; the model is not opened");
+  command->add_flag("--print-options", flags->print_options,
+                    "print the table of all options with keys and variables (Markdown)");
+  command->callback([flags, exit_code] { *exit_code = RunServe(*flags); });
+}
+
+}  // namespace flashquant
