@@ -83,15 +83,18 @@ absl::Status ReadGeometry(const JsonObject& section, int32_t minor_version,
   return Annotate(ValidateTileCooGeometry(probe), section.where());
 }
 
+// A value at or above 2^63 reads as a negative number, and is refused as such.
+bool IsDimension(const nlohmann::json& value) {
+  return value.is_number_integer() && value.get<int64_t>() >= 1 &&
+         value.get<int64_t>() <= kMaxDimension;
+}
+
 absl::Status ReadTrueShapes(const JsonObject& section, nlohmann::json* true_shapes) {
   if (!section.Has("true_shapes")) return absl::OkStatus();
   FQ_ASSIGN_OR_RETURN(const JsonObject shapes, section.GetObject("true_shapes"));
   for (const auto& [layer, shape] : shapes.json().items()) {
     const bool good = shape.is_array() && shape.size() == 2 &&
-                      std::all_of(shape.begin(), shape.end(), [](const nlohmann::json& dim) {
-                        return dim.is_number_unsigned() && dim.get<uint64_t>() >= 1 &&
-                               dim.get<uint64_t>() <= static_cast<uint64_t>(kMaxDimension);
-                      });
+                      std::all_of(shape.begin(), shape.end(), IsDimension);
     if (!good) return shapes.Error(layer, "must be [N, K]");
   }
   *true_shapes = shapes.json();
