@@ -2,9 +2,7 @@
 
 #include <cmath>
 #include <utility>
-#include <vector>
 
-#include "engine/model/rope_table.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
@@ -20,17 +18,16 @@ DecoderModel::DecoderModel(const ModelConfig& config, ModelWeights weights, Devi
 
 absl::StatusOr<std::unique_ptr<DecoderModel>> DecoderModel::Load(const Checkpoint& checkpoint,
                                                                  const ModelConfig& config,
-                                                                 int32_t max_positions,
+                                                                 std::span<const float> rope_table,
                                                                  Backend* backend,
                                                                  const LoadProgress& progress) {
   FQ_ASSIGN_OR_RETURN(ModelWeights weights,
                       LoadModelWeights(checkpoint, config, backend, progress));
-  const std::vector<float> table = MakeRopeTable(config.rope, config.head_dim, max_positions);
-  const auto table_bytes = static_cast<int64_t>(table.size() * sizeof(float));
-  FQ_ASSIGN_OR_RETURN(DeviceBuffer rope_table, backend->Allocate(table_bytes));
-  FQ_RETURN_IF_ERROR(backend->CopyToDevice(rope_table.data(), table.data(), table_bytes));
+  const auto table_bytes = static_cast<int64_t>(rope_table.size_bytes());
+  FQ_ASSIGN_OR_RETURN(DeviceBuffer table, backend->Allocate(table_bytes));
+  FQ_RETURN_IF_ERROR(backend->CopyToDevice(table.data(), rope_table.data(), table_bytes));
   return std::unique_ptr<DecoderModel>(
-      new DecoderModel(config, std::move(weights), std::move(rope_table), backend));
+      new DecoderModel(config, std::move(weights), std::move(table), backend));
 }
 
 absl::Status DecoderModel::Forward(const BatchInput& batch, const int32_t* previous_tokens,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,10 +19,12 @@ namespace flashquant {
 // One thread. `backend` must outlive the model.
 class DecoderModel final {
  public:
-  // Reads and packs the weights and makes the rotary table for `max_positions` positions.
+  // Reads and packs the weights. `rope_table`: MakeRopeTable for as many positions as a sequence
+  // may have.
   static absl::StatusOr<std::unique_ptr<DecoderModel>> Load(const Checkpoint& checkpoint,
                                                             const ModelConfig& config,
-                                                            int32_t max_positions, Backend* backend,
+                                                            std::span<const float> rope_table,
+                                                            Backend* backend,
                                                             const LoadProgress& progress);
 
   // Runs all layers over the batch's rows: writes keys and values of its tokens to `cache` and

@@ -1,7 +1,9 @@
 #include "engine/model/loaded_model.h"
 
 #include <utility>
+#include <vector>
 
+#include "engine/model/rope_table.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -42,9 +44,10 @@ absl::StatusOr<LoadedModel> LoadModel(const std::string& path, int32_t context_l
                                    loaded.config.max_position, loaded.context_length);
   }
   FQ_ASSIGN_OR_RETURN(loaded.backend, CreateBackend(backend_options));
-  FQ_ASSIGN_OR_RETURN(loaded.model,
-                      DecoderModel::Load(checkpoint, loaded.config, loaded.context_length,
-                                         loaded.backend.get(), progress));
+  const std::vector<float> rope_table = MakeRopeTable(
+      RopeInverseFrequencies(loaded.config.rope, loaded.config.head_dim), loaded.context_length);
+  FQ_ASSIGN_OR_RETURN(loaded.model, DecoderModel::Load(checkpoint, loaded.config, rope_table,
+                                                       loaded.backend.get(), progress));
   return loaded;
 }
 

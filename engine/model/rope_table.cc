@@ -31,14 +31,14 @@ std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int32_t head_d
   return frequencies;
 }
 
-std::vector<float> MakeRopeTable(const RopeConfig& rope, int32_t head_dim, int32_t num_positions) {
-  const std::vector<float> frequencies = RopeInverseFrequencies(rope, head_dim);
-  const size_t half = frequencies.size();
+std::vector<float> MakeRopeTable(std::span<const float> inverse_frequencies,
+                                 int32_t num_positions) {
+  const size_t half = inverse_frequencies.size();
   std::vector<float> table(static_cast<size_t>(num_positions) * 2 * half);
   for (size_t position = 0; position < static_cast<size_t>(num_positions); ++position) {
     float* row = table.data() + position * 2 * half;
     for (size_t pair = 0; pair < half; ++pair) {
-      const float angle = static_cast<float>(position) * frequencies[pair];
+      const float angle = static_cast<float>(position) * inverse_frequencies[pair];
       row[pair] = std::cos(angle);
       row[half + pair] = std::sin(angle);
     }

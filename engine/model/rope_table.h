@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/model/model_config.h"
@@ -15,6 +16,6 @@ std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int32_t head_d
 
 // [num_positions, head_dim]: D/2 cosines, then D/2 sines, in float32 as the reference computes
 // them.
-std::vector<float> MakeRopeTable(const RopeConfig& rope, int32_t head_dim, int32_t num_positions);
+std::vector<float> MakeRopeTable(std::span<const float> inverse_frequencies, int32_t num_positions);
 
 }  // namespace flashquant

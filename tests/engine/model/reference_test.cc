@@ -4,14 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/checkpoint/json.h"
-#include "engine/model/loaded_model.h"
 #include "engine/model/model_step_runner.h"
+#include "engine/model/rope_table.h"
 #include "engine/model/text_scorer.h"
+#include "kernels/backend_factory.h"
 #include "tests/support/test_data.h"
 
 namespace flashquant {
@@ -21,11 +24,37 @@ constexpr float kLogitTolerance = 0.002f;
 constexpr double kTieGap = 0.005;  // two logits nearer than this may swap places in float32
 constexpr int32_t kContext = 256;
 
-LoadedModel Load(const std::string& path) {
-  absl::StatusOr<LoadedModel> loaded = LoadModel(path, kContext, {.kind = "cpu"}, nullptr);
-  EXPECT_TRUE(loaded.ok()) << loaded.status();
-  return *std::move(loaded);
+struct ReferenceModel {
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<DecoderModel> model;
+};
+
+ReferenceModel Load(const std::string& path,
+                    const std::function<void(std::vector<float>*)>& change_frequencies) {
+  absl::StatusOr<Checkpoint> checkpoint = OpenCheckpoint(path);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(*checkpoint);
+  EXPECT_TRUE(config.ok()) << config.status();
+  absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend({.kind = "cpu"});
+  EXPECT_TRUE(backend.ok()) << backend.status();
+  std::vector<float> frequencies = RopeInverseFrequencies(config->rope, config->head_dim);
+  change_frequencies(&frequencies);
+  auto model = DecoderModel::Load(*checkpoint, *config, MakeRopeTable(frequencies, kContext),
+                                  backend->get(), nullptr);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return {*std::move(backend), *std::move(model)};
 }
+
+// The tiny models' reference values come from models that were cast to BF16 as a whole and back to
+// float32, which had rounded the rotary frequencies to BF16. Recomputed in double precision the
+// logits agree to 7e-6 with them rounded and to 0.03..0.12 with them exact, so that is what the
+// comparison must use. (story-22m's values were made from a loaded checkpoint, with exact
+// frequencies.)
+void RoundToBFloat16(std::vector<float>* frequencies) {
+  for (float& frequency : *frequencies) frequency = ToFloat(ToBFloat16(frequency));
+}
+
+void LeaveExact(std::vector<float>* /*frequencies*/) {}
 
 nlohmann::json ReadReference(const std::string& path) {
   absl::StatusOr<nlohmann::json> reference = ReadJsonFile(path);
@@ -34,7 +63,7 @@ nlohmann::json ReadReference(const std::string& path) {
 }
 
 // Greedy tokens after `prompt`: one prefill step, then one token a step.
-std::vector<int32_t> DecodeGreedily(const LoadedModel& loaded, std::vector<int32_t> tokens,
+std::vector<int32_t> DecodeGreedily(const ReferenceModel& loaded, std::vector<int32_t> tokens,
                                     size_t num_outputs) {
   const StepRunnerOptions options = {.token_budget = kContext,
                                      .max_sequences = 1,
@@ -80,7 +109,7 @@ class TinyModelTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(TinyModelTest, LogitsAndGreedyTokensEqualTheReference) {
   const std::string path = TestDataPath(std::string("tiny_models/") + GetParam());
-  const LoadedModel loaded = Load(path);
+  const ReferenceModel loaded = Load(path, RoundToBFloat16);
   const auto scorer = TextScorer::Create(loaded.model.get(), loaded.backend.get(), kContext);
   ASSERT_TRUE(scorer.ok()) << scorer.status();
 
@@ -122,7 +151,7 @@ class StoryModelTest : public testing::Test {
 };
 
 TEST_F(StoryModelTest, FirstLogitsAndGreedyTokensEqualTheReference) {
-  const LoadedModel loaded = Load(path_);
+  const ReferenceModel loaded = Load(path_, LeaveExact);
   const auto scorer = TextScorer::Create(loaded.model.get(), loaded.backend.get(), kContext);
   ASSERT_TRUE(scorer.ok()) << scorer.status();
   const nlohmann::json reference = ReadReference(path_ + "/reference.json");
@@ -148,7 +177,7 @@ TEST_F(StoryModelTest, FirstLogitsAndGreedyTokensEqualTheReference) {
 // short. Its reference value comes from the same program as the whole one's, so only internal
 // consistency is asserted here: scoring depends on the window alone.
 TEST_F(StoryModelTest, AWindowScoresTheSameWhateverWasScoredBefore) {
-  const LoadedModel loaded = Load(path_);
+  const ReferenceModel loaded = Load(path_, LeaveExact);
   const auto scorer = TextScorer::Create(loaded.model.get(), loaded.backend.get(), kContext);
   ASSERT_TRUE(scorer.ok()) << scorer.status();
   const std::vector<int32_t> first = {0, 3208, 669, 260, 556, 452, 308, 260, 467, 851};

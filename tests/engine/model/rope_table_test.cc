@@ -42,7 +42,7 @@ TEST(RopeTableTest, Llama3KeepsShortWavesStretchesLongOnesAndBlendsBetween) {
 }
 
 TEST(RopeTableTest, RowsHoldCosinesThenSines) {
-  const std::vector<float> table = MakeRopeTable({.theta = 100.0}, 4, 3);
+  const std::vector<float> table = MakeRopeTable(RopeInverseFrequencies({.theta = 100.0}, 4), 3);
   ASSERT_EQ(table.size(), 12u);
   EXPECT_EQ(table[0], 1.0f);
   EXPECT_EQ(table[2], 0.0f);
