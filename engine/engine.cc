@@ -89,7 +89,6 @@ class Engine::Impl {
         dependencies_(FillIn(std::move(dependencies))),
         inbox_(std::make_shared<RequestInbox>(config.max_waiting)),
         loop_(config_, dependencies_, inbox_.get()),
-        stats_(loop_.stats()),
         thread_([this] { Run(); }) {}
 
   ~Impl() {
@@ -130,10 +129,7 @@ class Engine::Impl {
     return failure_;
   }
 
-  EngineStats stats() const {
-    MutexLock lock(&mu_);
-    return stats_;
-  }
+  EngineStats stats() const { return loop_.stats(); }
 
  private:
   EngineDependencies FillIn(EngineDependencies dependencies) {
@@ -155,14 +151,12 @@ class Engine::Impl {
         return;
       }
       if (end_all_.exchange(false)) loop_.EndAll(DrainingError(), GenerationEnd::kDrained);
-      PublishStats();
       if (!*more) inbox_->Wait(loop_.TimeToNextDeadline());
     }
     loop_.EndAll(DrainingError(), GenerationEnd::kDrained);
     // Collects what is still in flight: nobody may free the runner under a running step.
     while (RunStepWithoutThrowing().value_or(false)) {
     }
-    PublishStats();
   }
 
   // We do not throw, but the standard library may (out of memory). What an exception interrupted is
@@ -186,13 +180,7 @@ class Engine::Impl {
     // Before the requests are ended: none may slip in between.
     inbox_->Close(EngineFailedError());
     loop_.EndAll(EngineFailedError(), GenerationEnd::kError);
-    PublishStats();
     if (dependencies_.on_failure) dependencies_.on_failure(error);
-  }
-
-  void PublishStats() {
-    MutexLock lock(&mu_);
-    stats_ = loop_.stats();
   }
 
   const EngineConfig config_;
@@ -201,14 +189,13 @@ class Engine::Impl {
   std::unique_ptr<Metrics> own_metrics_;
   const EngineDependencies dependencies_;
   const std::shared_ptr<RequestInbox> inbox_;
-  EngineLoop loop_;  // engine thread only
+  EngineLoop loop_;  // engine thread only, but for stats()
 
   std::atomic<bool> stop_{false};
   std::atomic<bool> end_all_{false};
   std::atomic<EngineHealth> health_{EngineHealth::kServing};
   mutable Mutex mu_;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
-  EngineStats stats_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;  // last: it uses all the others
 };
 

@@ -92,6 +92,7 @@ absl::StatusOr<bool> EngineLoop::RunStep() {
   const bool collect = !in_flight_.empty() && !stays;
   if (collect) FQ_RETURN_IF_ERROR(CollectAndCommit());
   PublishStats(now);
+  PublishEnds();
   return launched || collect;
 }
 
@@ -165,7 +166,7 @@ absl::Status EngineLoop::CollectAndCommit() {
   const TimePoint now = clock_->Now();
   metrics_->StepFinished(step.phase, step.num_tokens, step.num_rows, now - step.launched);
   metrics_->AddStageTime(step.phase, StepStage::kForward, step.launch_time + (now - collect_begin));
-  ++stats_.steps;
+  ++num_steps_;
 
   FQ_ASSIGN_OR_RETURN(const CommitResult committed, scheduler_.Commit(*result));
   std::set<SequenceId> touched;
@@ -265,15 +266,24 @@ void EngineLoop::End(LiveRequests::iterator live, FinishedEvent event, Generatio
   metrics_->GenerationFinished(end);
 
   if (!request->admitted.has_value()) inbox_->LeftQueue();
-  // First, so that a client that has seen the end may use the id again.
-  inbox_->Forget(request->stream->request_id());
-  if (last_token.has_value()) {
-    request->stream->PushLastToken(last_token->token_id, request->last_token, std::move(event));
-  } else {
-    request->stream->PushFinished(std::move(event));
+  EndedRequest ended{request->stream, std::move(event), std::nullopt, request->last_token};
+  if (last_token.has_value()) ended.last_token = last_token->token_id;
+  ended_.push_back(std::move(ended));
+}
+
+void EngineLoop::PublishEnds() {
+  for (EndedRequest& ended : ended_) {
+    // First, so that a client that has seen the end may use the id again.
+    inbox_->Forget(ended.stream->request_id());
+    if (ended.last_token.has_value()) {
+      ended.stream->PushLastToken(*ended.last_token, ended.last_token_time, std::move(ended.event));
+    } else {
+      ended.stream->PushFinished(std::move(ended.event));
+    }
+    Notify(ended.stream);
+    inbox_->Ended();
   }
-  Notify(request->stream);
-  inbox_->Ended();
+  ended_.clear();
 }
 
 void EngineLoop::EndWithError(LiveRequests::iterator live, absl::Status error, GenerationEnd end,
@@ -288,6 +298,7 @@ void EngineLoop::EndAll(const absl::Status& error, GenerationEnd end) {
   TakeInbox();
   while (!live_.empty()) EndWithError(live_.begin(), error, end, ReleaseReason::kCancelled);
   PublishStats(clock_->Now());
+  PublishEnds();
 }
 
 void EngineLoop::Notify(const std::shared_ptr<RequestStream>& stream) {
@@ -308,23 +319,29 @@ std::optional<Duration> EngineLoop::TimeToNextDeadline() const {
 }
 
 void EngineLoop::PublishStats(TimePoint now) {
-  stats_.requests_waiting = scheduler_.num_waiting();
-  stats_.requests_paused = scheduler_.num_paused();
-  stats_.requests_running = scheduler_.num_running() - stats_.requests_paused;
-  stats_.requests_preempted = scheduler_.num_preempted();
-  stats_.kv_blocks_total = scheduler_.usable_blocks();
-  stats_.kv_blocks_used = scheduler_.blocks_used();
-  stats_.kv_blocks_unaccounted = scheduler_.blocks_unaccounted();
+  EngineStats stats;
+  stats.requests_waiting = scheduler_.num_waiting();
+  stats.requests_paused = scheduler_.num_paused();
+  stats.requests_running = scheduler_.num_running() - stats.requests_paused;
+  stats.requests_preempted = scheduler_.num_preempted();
+  stats.kv_blocks_total = scheduler_.usable_blocks();
+  stats.kv_blocks_used = scheduler_.blocks_used();
+  stats.kv_blocks_unaccounted = scheduler_.blocks_unaccounted();
+  stats.steps = num_steps_;
+  {
+    MutexLock lock(&mu_);
+    stats_ = stats;
+  }
 
-  metrics_->SetRequests(stats_.requests_waiting, stats_.requests_running, stats_.requests_preempted,
-                        stats_.requests_paused);
+  metrics_->SetRequests(stats.requests_waiting, stats.requests_running, stats.requests_preempted,
+                        stats.requests_paused);
   std::optional<Duration> oldest_age;
   if (const auto oldest = scheduler_.oldest_waiting()) {
     oldest_age = now - live_.at(*oldest)->request.arrival;
   }
   metrics_->SetOldestWaiting(oldest_age);
-  metrics_->SetKvBlocks(stats_.kv_blocks_used, 0, stats_.kv_blocks_total - stats_.kv_blocks_used,
-                        stats_.kv_blocks_unaccounted);
+  metrics_->SetKvBlocks(stats.kv_blocks_used, 0, stats.kv_blocks_total - stats.kv_blocks_used,
+                        stats.kv_blocks_unaccounted);
   const SchedulerCounters counters = scheduler_.counters();
   metrics_->AddInputTokens(InputTokens::kComputed,
                            counters.prompt_tokens_computed - reported_.prompt_tokens_computed);
@@ -333,6 +350,11 @@ void EngineLoop::PublishStats(TimePoint now) {
   metrics_->AddPreemptions(counters.preemptions - reported_.preemptions);
   metrics_->AddKvAllocationFailures(counters.allocation_failures - reported_.allocation_failures);
   reported_ = counters;
+}
+
+EngineStats EngineLoop::stats() const {
+  MutexLock lock(&mu_);
+  return stats_;
 }
 
 }  // namespace flashquant

@@ -21,11 +21,12 @@
 #include "engine/sampling/stop_checker.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/step_runner.h"
+#include "kernels/base/mutex.h"
 
 namespace flashquant {
 
-// Engine thread only. `inbox`, and what `dependencies` points to, outlive it; runner, metrics and
-// clock are set.
+// Engine thread only, stats() excepted. `inbox`, and what `dependencies` points to, outlive it;
+// runner, metrics and clock are set.
 class EngineLoop final {
  public:
   EngineLoop(const EngineConfig& config, const EngineDependencies& dependencies,
@@ -43,7 +44,8 @@ class EngineLoop final {
   // Ends every accepted request, the ones in the inbox included, with `error`.
   void EndAll(const absl::Status& error, GenerationEnd end);
 
-  const EngineStats& stats() const { return stats_; }
+  // Snapshot of the last step boundary. Any thread.
+  EngineStats stats() const;
 
  private:
   struct LiveRequest {
@@ -58,6 +60,13 @@ class EngineLoop final {
     TimePoint last_token{};
   };
   using LiveRequests = std::map<SequenceId, std::unique_ptr<LiveRequest>>;  // by arrival
+  // A request that has ended, its terminal event not yet pushed.
+  struct EndedRequest {
+    std::shared_ptr<RequestStream> stream;
+    FinishedEvent event;
+    std::optional<int32_t> last_token;
+    TimePoint last_token_time{};
+  };
   struct InFlightStep {
     StepPhase phase = StepPhase::kDecode;
     int32_t num_tokens = 0;
@@ -83,6 +92,9 @@ class EngineLoop final {
   void FillUsage(const LiveRequest& live, SequenceId id, FinishedEvent* event) const;
   void Notify(const std::shared_ptr<RequestStream>& stream);
   void PublishStats(TimePoint now);
+  // Pushes the terminal events. After PublishStats: who has seen the end of a request finds it gone
+  // from all counts.
+  void PublishEnds();
 
   const EngineConfig config_;
   const EngineDependencies dependencies_;
@@ -97,7 +109,11 @@ class EngineLoop final {
   std::deque<InFlightStep> in_flight_;
   std::map<SequenceId, TimePoint> awaiting_blocks_;  // cancelled, when seen; blocks not back yet
   SchedulerCounters reported_;                       // what the metrics have seen
-  EngineStats stats_;
+  std::vector<EndedRequest> ended_;
+  int64_t num_steps_ = 0;
+
+  mutable Mutex mu_;
+  EngineStats stats_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace flashquant

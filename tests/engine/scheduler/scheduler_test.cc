@@ -277,7 +277,7 @@ TEST_F(SchedulerTest, ReleaseGivesBackTheBlocksFromEveryState) {
   Start(config);
   const SequenceId a = Add(2, 5), b = Add(2, 5), c = Add(2, 5);
   for (int i = 0; i < 4; ++i) Step();
-  const SequenceId waiting = Add(30 - 24, 2);
+  const SequenceId waiting = Add(6, 2);
   ASSERT_EQ(scheduler_->Find(c)->state, SequenceState::kPreempted);
   scheduler_->SetPaused(b, true);
   for (SequenceId id : {waiting, c, b, a}) {

@@ -1,0 +1,293 @@
+// Many requests at once: every answer equals the request alone, whatever the pool, the chunk size
+// and run-ahead do; and every accepted request ends exactly once while threads submit, cancel, stop
+// reading and drain.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/metrics.h"
+#include "fmt/format.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/base/mutex.h"
+#include "prometheus/registry.h"
+#include "tests/support/fake_step_runner.h"
+#include "tests/support/status_matchers.h"
+
+namespace flashquant {
+namespace {
+
+using std::chrono::seconds;
+
+EngineConfig Config() {
+  EngineConfig config;
+  config.context_length = 128;
+  config.max_sequences = 16;
+  config.token_budget = 16;
+  config.max_waiting = 1000;
+  config.block_tokens = 4;
+  config.num_blocks = 1 + 16 * 32;
+  return config;
+}
+
+struct Job {
+  GenerateRequest request;
+  std::vector<int32_t> alone;  // the answer of the request by itself
+};
+
+std::vector<Job> MakeJobs(int count, uint32_t seed) {
+  std::mt19937 random(seed);
+  const auto uniform = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  const FakeModel model;
+  std::vector<Job> jobs;
+  for (int i = 0; i < count; ++i) {
+    Job job;
+    job.request.request_id = fmt::format("job-{}", i);
+    const int prompt_tokens = uniform(1, 60);
+    for (int t = 0; t < prompt_tokens; ++t) {
+      job.request.prompt_tokens.push_back(uniform(0, 999));
+    }
+    job.request.sampling.seed = static_cast<uint64_t>(uniform(0, 9));
+    job.request.stop.max_output_tokens = uniform(1, 60);
+    job.alone = model.Answer(job.request.prompt_tokens, job.request.sampling.seed,
+                             job.request.stop.max_output_tokens);
+    if (uniform(0, 3) == 0) {  // a stop token somewhere in the answer
+      const auto at = static_cast<size_t>(uniform(0, static_cast<int>(job.alone.size()) - 1));
+      job.request.stop.token_ids = {job.alone[at]};
+      const auto first = std::find(job.alone.begin(), job.alone.end(), job.alone[at]);
+      job.alone.erase(first + 1, job.alone.end());
+    }
+    jobs.push_back(std::move(job));
+  }
+  return jobs;
+}
+
+struct Variant {
+  const char* name;
+  int32_t usable_blocks;
+  int32_t token_budget;
+  int32_t row_multiple;
+  bool run_ahead;
+};
+
+class EquivalenceTest : public testing::TestWithParam<Variant> {};
+
+TEST_P(EquivalenceTest, EveryAnswerEqualsTheRequestAlone) {
+  const Variant& variant = GetParam();
+  EngineConfig config = Config();
+  config.num_blocks = variant.usable_blocks + 1;
+  config.token_budget = variant.token_budget;
+  config.row_multiple = variant.row_multiple;
+  config.run_ahead = variant.run_ahead;
+  FakeStepRunner runner(config.num_blocks, config.block_tokens);
+  EngineDependencies dependencies;
+  dependencies.runner = &runner;
+  auto engine = Engine::Create(config, dependencies);
+  FQ_ASSERT_OK(engine);
+
+  const std::vector<Job> jobs = MakeJobs(120, 42);
+  std::vector<std::shared_ptr<RequestStream>> streams;
+  for (const Job& job : jobs) {
+    auto stream = (*engine)->Submit(job.request);
+    FQ_ASSERT_OK(stream);
+    streams.push_back(*stream);
+  }
+  int preemptions = 0;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    std::vector<int32_t> tokens;
+    while (true) {
+      const StreamUpdate update = streams[i]->WaitAndTake();
+      tokens.insert(tokens.end(), update.token_ids.begin(), update.token_ids.end());
+      if (!update.finished) continue;
+      FQ_EXPECT_OK(update.finished->status);
+      EXPECT_EQ(update.finished->usage.output_tokens, static_cast<int64_t>(tokens.size()));
+      EXPECT_LE(update.finished->usage.preemptions, 8);
+      preemptions += update.finished->usage.preemptions;
+      break;
+    }
+    EXPECT_EQ(tokens, jobs[i].alone) << jobs[i].request.request_id;
+  }
+  EXPECT_TRUE((*engine)->Drain(std::chrono::steady_clock::now() + seconds(60)));
+  engine->reset();
+  EXPECT_EQ(runner.violation(), "");
+  if (variant.usable_blocks < 100) {
+    EXPECT_GT(preemptions, 0);
+  } else {
+    EXPECT_EQ(preemptions, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, EquivalenceTest,
+                         testing::Values(Variant{"roomy", 512, 256, 1, false},
+                                         Variant{"roomy_run_ahead", 512, 256, 8, true},
+                                         Variant{"small_chunks", 512, 16, 1, false},
+                                         Variant{"small_chunks_run_ahead", 512, 17, 8, true},
+                                         Variant{"tight", 48, 64, 8, false},
+                                         Variant{"tight_run_ahead", 48, 64, 1, true},
+                                         Variant{"one_at_a_time", 31, 33, 8, true}),
+                         [](const auto& instance) { return std::string(instance.param.name); });
+
+// Counts terminal events of each stream, on its own thread, as the delivery thread would.
+class Delivery final : public StreamListener {
+ public:
+  Delivery() : thread_([this] { Run(); }) {}
+  ~Delivery() override {
+    {
+      MutexLock lock(&mu_);
+      stop_ = true;
+    }
+    changed_.NotifyAll();
+    thread_.join();
+  }
+  void OnStreamReady(const std::shared_ptr<RequestStream>& stream) override {
+    {
+      MutexLock lock(&mu_);
+      ready_.push_back(stream);
+    }
+    changed_.NotifyAll();
+  }
+  std::map<std::string, int> ends() {
+    MutexLock lock(&mu_);
+    return ends_;
+  }
+
+ private:
+  void Run() {
+    while (true) {
+      std::shared_ptr<RequestStream> stream;
+      {
+        MutexLock lock(&mu_);
+        while (ready_.empty() && !stop_) changed_.Wait(&mu_);
+        if (ready_.empty()) return;
+        stream = ready_.front();
+        ready_.pop_front();
+      }
+      const StreamUpdate update = stream->Take();
+      if (!update.finished) continue;
+      MutexLock lock(&mu_);
+      ++ends_[stream->request_id()];
+    }
+  }
+
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<std::shared_ptr<RequestStream>> ready_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, int> ends_ ABSL_GUARDED_BY(mu_);
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+struct Ending {
+  const char* name;
+  bool run_ahead;
+  int fail_collect;  // 0 = never
+  bool drain_at_once;
+};
+
+class ConcurrencyTest : public testing::TestWithParam<Ending> {};
+
+TEST_P(ConcurrencyTest, EveryAcceptedRequestEndsExactlyOnce) {
+  constexpr int kNumThreads = 4;
+  constexpr int kPerThread = 60;
+  const Ending& ending = GetParam();
+  EngineConfig config = Config();
+  config.num_blocks = 80;
+  config.run_ahead = ending.run_ahead;
+  config.max_waiting = 20;
+  FakeStepRunner runner(config.num_blocks, config.block_tokens);
+  runner.FailCollect(ending.fail_collect);
+  prometheus::Registry registry;
+  Metrics metrics(registry, "test", config.context_length);
+
+  std::set<std::string> accepted;
+  std::map<std::string, int> ends;
+  {
+    Delivery delivery;
+    EngineDependencies dependencies;
+    dependencies.runner = &runner;
+    dependencies.listener = &delivery;
+    dependencies.metrics = &metrics;
+    auto created = Engine::Create(config, dependencies);
+    FQ_ASSERT_OK(created);
+    Engine& engine = **created;
+
+    Mutex mu;
+    std::atomic<int> started{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kNumThreads; ++t) {
+      threads.emplace_back([&, t] {
+        std::mt19937 random(static_cast<uint32_t>(t));
+        std::vector<Job> jobs = MakeJobs(kPerThread, static_cast<uint32_t>(t));
+        std::vector<std::shared_ptr<RequestStream>> mine;
+        for (int i = 0; i < kPerThread; ++i) {
+          Job& job = jobs[static_cast<size_t>(i)];
+          job.request.request_id = fmt::format("{}-{}", t, i);
+          if (random() % 10 == 0) {
+            job.request.deadline =
+                std::chrono::steady_clock::now() + std::chrono::microseconds(random() % 2000);
+          }
+          auto stream = engine.Submit(job.request);
+          started.fetch_add(1);
+          if (stream.ok()) {
+            mine.push_back(*stream);
+            MutexLock lock(&mu);
+            accepted.insert(job.request.request_id);
+          } else {
+            std::this_thread::yield();
+          }
+          if (!mine.empty() && random() % 5 == 0) {
+            mine[random() % mine.size()]->Cancel(CancelReason::kClient);
+          }
+        }
+      });
+    }
+    if (ending.drain_at_once) {
+      while (started.load() < kPerThread) std::this_thread::yield();
+      engine.Drain(std::chrono::steady_clock::now());
+    }
+    for (std::thread& thread : threads) thread.join();
+    engine.Drain(std::chrono::steady_clock::now() + seconds(100));
+    if (ending.fail_collect == 0) {
+      const EngineStats stats = engine.stats();
+      EXPECT_EQ(stats.kv_blocks_unaccounted, 0);
+      EXPECT_EQ(stats.requests_waiting + stats.requests_running + stats.requests_preempted, 0);
+    } else {
+      EXPECT_EQ(engine.health(), EngineHealth::kFailed);
+    }
+    created->reset();
+    EXPECT_EQ(runner.violation(), "");
+    // ~Delivery takes what is still ready.
+    while (delivery.ends().size() < accepted.size()) std::this_thread::yield();
+    ends = delivery.ends();
+  }
+  EXPECT_GT(accepted.size(), 0u);
+  EXPECT_EQ(ends.size(), accepted.size());
+  for (const auto& [id, count] : ends) {
+    EXPECT_EQ(count, 1) << id;
+    EXPECT_TRUE(accepted.contains(id)) << id;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Endings, ConcurrencyTest,
+                         testing::Values(Ending{"patient_drain", false, 0, false},
+                                         Ending{"patient_drain_run_ahead", true, 0, false},
+                                         Ending{"hasty_drain", false, 0, true},
+                                         Ending{"hasty_drain_run_ahead", true, 0, true},
+                                         Ending{"failure", false, 30, false},
+                                         Ending{"failure_run_ahead", true, 30, false}),
+                         [](const auto& instance) { return std::string(instance.param.name); });
+
+}  // namespace
+}  // namespace flashquant
