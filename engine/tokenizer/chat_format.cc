@@ -89,6 +89,16 @@ std::string_view Trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
+// Line ends as the template language makes them of a file with CR LF.
+std::string WithLineFeeds(std::string_view text) {
+  std::string result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool before_line_feed = i + 1 < text.size() && text[i + 1] == '\n';
+    if (text[i] != '\r' || !before_line_feed) result.push_back(text[i]);
+  }
+  return result;
+}
+
 // "chat_template" is a text, or a list of named ones of which "default" counts.
 absl::StatusOr<std::optional<std::string>> TemplateOfConfig(const std::string& path) {
   const absl::StatusOr<nlohmann::json> json = ReadJsonFile(path);
@@ -129,9 +139,10 @@ ChatFormat ChatFormat::FromTemplate(std::optional<std::string_view> text,
     format.bos_ = tokenizer->prompt_bos();
     return format;
   }
+  const std::string layout = WithLineFeeds(*text);
   const std::optional<int32_t> start = tokenizer->TokenId(kStart);
   const std::optional<int32_t> end = tokenizer->TokenId(kEnd);
-  if (!start || !end || !IsChatMl(*text)) {
+  if (!start || !end || !IsChatMl(layout)) {
     format.kind_ = Kind::kUnknown;
     return format;
   }
@@ -139,9 +150,9 @@ ChatFormat ChatFormat::FromTemplate(std::optional<std::string_view> text,
   format.im_start_ = *start;
   format.im_end_ = *end;
   format.end_of_turn_ids_ = {*end};
-  format.default_system_ = FindDefaultSystem(*text);
-  format.trims_content_ = TrimsContent(*text);
-  if (Contains(*text, "bos_token")) format.bos_ = tokenizer->bos();
+  format.default_system_ = FindDefaultSystem(layout);
+  format.trims_content_ = TrimsContent(layout);
+  if (Contains(layout, "bos_token")) format.bos_ = tokenizer->bos();
   return format;
 }
 

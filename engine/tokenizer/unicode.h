@@ -1,8 +1,9 @@
 // Unicode for the tokenizer: strict UTF-8 decoding and the few character classes that
 // pre-tokenizers ask for. No normalisation, no case mapping, no grapheme rules.
 //
-// The classes come from PCRE2's tables, read once into a flat table: no regular expression ever
-// runs on request text, so no text can make the splitter slow or recurse.
+// The classes come from PCRE2's tables (Unicode 14 in Debian 12; characters assigned later have no
+// class), read once into a flat table: no regular expression ever runs on request text, so no text
+// can make the splitter slow or recurse.
 #pragma once
 
 #include <cstddef>

@@ -10,7 +10,7 @@
 
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/tokenizer/tokenizer_loader.h"
-#include "gtest/gtest.h"
+#include "kernels/base/check.h"
 #include "nlohmann/json.hpp"
 
 namespace flashquant {
@@ -75,8 +75,8 @@ inline std::unique_ptr<Tokenizer> TinyTokenizer() {
       TinyTokenizerJson({{"t", "h"}, {"th", "e"}, {" ", "the"}, {"a", "a"}, {"aa", "aa"}},
                         {"<|im_start|>", "<|im_end|>", "<|endoftext|>"}),
       {{"bos_token", "<|endoftext|>"}, {"eos_token", "<|endoftext|>"}});
-  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
-  return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
+  FQ_CHECK(tokenizer.ok());
+  return *std::move(tokenizer);
 }
 
 }  // namespace flashquant

@@ -1,15 +1,19 @@
 // The ids of real tokenizers against golden ids made with other programs: Hugging Face tokenizers
 // (tokenizer_golden.jsonl), llama.cpp (vectors) and transformers (reference.json of the story
 // model). Needs the data folder; hand-made cases are in bpe_tokenizer_test.cc.
-#include <chrono>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "engine/tokenizer/incremental_detokenizer.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/tokenizer/tokenizer_loader.h"
 #include "engine/tokenizer/unicode.h"
@@ -51,19 +55,23 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadNamed(const std::string& name) {
   }                                                   \
   static_assert(true)
 
-void ExpectGoldenIds(const std::string& name) {
-  const auto tokenizer = LoadNamed(name);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+void ExpectGoldenIds(const Tokenizer& tokenizer, const std::string& name) {
   std::ifstream lines(DataRoot() / "data/prompts/tokenizer_golden.jsonl");
   int num_strings = 0;
   for (std::string line; std::getline(lines, line); ++num_strings) {
     const Json entry = Json::parse(line);
     const auto text = entry["text"].get<std::string>();
-    EXPECT_THAT((*tokenizer)->Encode(text, SpecialText::kRecognised),
+    EXPECT_THAT(tokenizer.Encode(text, SpecialText::kRecognised),
                 ElementsAreArray(entry["ids"][name].get<std::vector<int32_t>>()))
         << "string " << entry["id"] << " of " << name;
   }
   EXPECT_GE(num_strings, 50);
+}
+
+void ExpectGoldenIds(const std::string& name) {
+  const auto tokenizer = LoadNamed(name);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  ExpectGoldenIds(**tokenizer, name);
 }
 
 TEST(TokenizerGoldenTest, SmolLm2GivesTheIdsOfHuggingFace) {
@@ -102,6 +110,32 @@ TEST(TokenizerGoldenTest, Gpt2GivesTheIdsOfLlamaCpp) {
   EXPECT_EQ(num_strings, 46);  // the empty string after the last separator has no line
 }
 
+// Its file is compressed in the data folder.
+std::string Uncompressed(const fs::path& path) {
+  std::string text;
+  FILE* pipe = popen(("xz -dc '" + path.string() + "'").c_str(), "r");
+  if (pipe == nullptr) return text;
+  std::vector<char> buffer(size_t{1} << 16);
+  while (const size_t num_read = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
+    text.append(buffer.data(), num_read);
+  }
+  return pclose(pipe) == 0 ? text : "";
+}
+
+TEST(TokenizerGoldenTest, Llama3GivesTheIdsOfHuggingFace) {
+  NEED_DATA("data/tokenizers/llama3/tokenizer.json.xz");
+  const fs::path folder = DataRoot() / "data/tokenizers/llama3";
+  TokenizerFiles files;
+  files.tokenizer_json = Uncompressed(folder / "tokenizer.json.xz");
+  if (files.tokenizer_json->empty()) GTEST_SKIP() << "needs the program xz";
+  files.tokenizer_config = ReadText(folder / "tokenizer_config.json");
+  const auto tokenizer = MakeTokenizer(files);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->vocab_size(), 128256);
+  EXPECT_EQ((*tokenizer)->prompt_bos(), 128000);
+  ExpectGoldenIds(**tokenizer, "llama3");
+}
+
 TEST(TokenizerGoldenTest, StoryModelPromptsAreThoseOfItsReference) {
   NEED_DATA("models/story-22m/reference.json");
   const auto tokenizer = LoadNamed("story-22m");
@@ -109,6 +143,62 @@ TEST(TokenizerGoldenTest, StoryModelPromptsAreThoseOfItsReference) {
   EXPECT_EQ((*tokenizer)->prompt_bos(), 0);
   EXPECT_EQ((*tokenizer)->eos(), 0);
   EXPECT_EQ((*tokenizer)->vocab_size(), 8192);
+  const Json reference = Json::parse(ReadText(DataRoot() / "models/story-22m/reference.json"));
+  ASSERT_FALSE(reference["greedy"].empty());
+  for (const Json& entry : reference["greedy"]) {
+    std::vector<int32_t> ids{*(*tokenizer)->prompt_bos()};
+    for (const int32_t id :
+         (*tokenizer)->Encode(entry["prompt"].get<std::string>(), SpecialText::kPlain)) {
+      ids.push_back(id);
+    }
+    EXPECT_THAT(ids, ElementsAreArray(entry["prompt_ids"].get<std::vector<int32_t>>()));
+    IncrementalDetokenizer detokenizer(tokenizer->get());
+    std::string text;
+    for (const Json& id : entry["output_ids"]) text += detokenizer.Append(id.get<int32_t>());
+    text += detokenizer.Flush();
+    EXPECT_EQ(text, entry["text"].get<std::string>());
+  }
+}
+
+// Row R43 for vocabularies that have all bytes (SmolLM2's lacks 21 of them).
+TEST(TokenizerGoldenTest, AllCodePointsComeBackFromRealVocabularies) {
+  NEED_DATA("data/tokenizers/gpt2/vocab.json");
+  NEED_DATA("models/story-22m/tokenizer.json");
+  std::string text;
+  for (uint32_t c = 0; c <= kMaxCodePoint; ++c) {
+    if (c < 0xD800 || c > 0xDFFF) AppendUtf8(c, &text);
+  }
+  for (const char* name : {"gpt2", "opt", "story-22m"}) {
+    const auto tokenizer = LoadNamed(name);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    std::string decoded;
+    for (const int32_t id : (*tokenizer)->Encode(text, SpecialText::kPlain)) {
+      decoded += (*tokenizer)->TokenBytes(id);
+    }
+    EXPECT_TRUE(decoded == text) << name;
+  }
+}
+
+// Row R42 with real merges, where runs of one character are tokens.
+TEST(TokenizerGoldenTest, MebibyteOfOneKindTakesUnderASecondWithRealMerges) {
+  NEED_DATA("data/tokenizers/gpt2/vocab.json");
+  const auto tokenizer = LoadNamed("gpt2");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  for (const std::string& unit : std::vector<std::string>{
+           "a", " ", "\n", "=", "0", "\xF0\x9F\x98\x80", "a1 !\xC3\xA9", "ab"}) {
+    std::string text;
+    while (text.size() < (size_t{1} << 20)) text += unit;
+    const std::clock_t start = std::clock();
+    const std::vector<int32_t> ids = (*tokenizer)->Encode(text, SpecialText::kPlain);
+    const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    std::string decoded;
+    for (const int32_t id : ids) decoded += (*tokenizer)->TokenBytes(id);
+    EXPECT_TRUE(decoded == text) << unit;
+#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    EXPECT_LT(seconds, 1.0) << "unit " << unit;
+#endif
+    std::printf("%-8s %.3f s\n", unit == "\n" ? "\\n" : unit.c_str(), seconds);
+  }
 }
 
 }  // namespace
