@@ -39,6 +39,8 @@ class TempDir {
   std::string File(std::string_view name) const { return path_ + "/" + std::string(name); }
   std::string Write(std::string_view name, std::string_view bytes) const {
     std::filesystem::create_directories(std::filesystem::path(File(name)).parent_path());
+    // Rewriting a file in place makes some file systems flush it at once: milliseconds per write.
+    std::filesystem::remove(File(name));
     std::ofstream(File(name), std::ios::binary)
         .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     return File(name);
