@@ -36,13 +36,21 @@ int ToMs(Duration duration) {
   return static_cast<int>(std::min<int64_t>(ms, std::numeric_limits<int>::max()));
 }
 
-// Reflection for one server: gRPC's own switch would turn it on for every server of the process.
+// Reflection on or off for one server. The library puts its plugin into every builder of a program
+// that is linked with it, so "off" means taking it out again.
 class ReflectionOption final : public grpc::ServerBuilderOption {
  public:
+  explicit ReflectionOption(bool enabled) : enabled_(enabled) {}
+
   void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
+    auto plugin = std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>();
+    std::erase_if(*plugins, [&](const auto& other) { return other->name() == plugin->name(); });
+    if (enabled_) plugins->push_back(std::move(plugin));
   }
+
+ private:
+  const bool enabled_;
 };
 
 void AddArguments(const InferenceServerOptions& options, grpc::ServerBuilder* builder) {
@@ -84,7 +92,7 @@ class InferenceServer::Impl {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
     AddArguments(options, &builder);
-    if (options.reflection) builder.SetOption(std::make_unique<ReflectionOption>());
+    builder.SetOption(std::make_unique<ReflectionOption>(options.reflection));
     builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(&service_);
     builder.RegisterCallbackGenericService(&unknown_methods_);

@@ -1,0 +1,428 @@
+// Every check of a request that needs no tokenizer, with the exact outcome of the request matrix
+// (R-rows).
+#include "server/request_validation.h"
+
+#include <cmath>
+#include <limits>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace flashquant {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kVocabulary = 1000;
+
+RequestLimits Limits() {
+  RequestLimits limits;
+  limits.model_name = "tiny";
+  limits.vocab_size = kVocabulary;
+  limits.context_length = 64;
+  limits.has_tokenizer = true;
+  limits.has_chat_format = true;
+  return limits;
+}
+
+v1::GenerateRequest TextRequest() {
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  return request;
+}
+
+struct Outcome {
+  absl::StatusCode code = absl::StatusCode::kOk;
+  std::string reason;
+  std::string message;
+  bool operator==(const Outcome&) const = default;
+};
+
+std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
+  return out << static_cast<int>(outcome.code) << " [" << outcome.reason << "] " << outcome.message;
+}
+
+Outcome Check(const v1::GenerateRequest& request, const RequestLimits& limits = Limits()) {
+  const std::optional<RequestError> error = ValidateGenerate(request, limits);
+  if (!error) return {};
+  return {error->code, error->reason, error->message};
+}
+
+Outcome Invalid(const char* reason, const char* message) {
+  return {absl::StatusCode::kInvalidArgument, reason, message};
+}
+
+Outcome NotBuilt(const std::string& field) {
+  return {absl::StatusCode::kUnimplemented, reason::kFeatureDisabled,
+          field + ": not available in this version"};
+}
+
+TEST(RequestValidationTest, PlainRequestPasses) { EXPECT_EQ(Check(TextRequest()), Outcome{}); }
+
+TEST(RequestValidationTest, MissingPromptIsRefused) {  // R1
+  EXPECT_EQ(Check({}), Invalid(reason::kEmptyPrompt, "prompt: required"));
+}
+
+TEST(RequestValidationTest, EmptyPromptIsRefused) {  // R2
+  v1::GenerateRequest text;
+  text.set_text("");
+  EXPECT_EQ(Check(text), Invalid(reason::kEmptyPrompt, "prompt: must not be empty"));
+  v1::GenerateRequest ids;
+  ids.mutable_token_ids();
+  EXPECT_EQ(Check(ids), Invalid(reason::kEmptyPrompt, "prompt: must not be empty"));
+  v1::GenerateRequest chat;
+  chat.mutable_chat();
+  EXPECT_EQ(Check(chat), Invalid(reason::kEmptyPrompt, "prompt: must not be empty"));
+}
+
+TEST(RequestValidationTest, TextUpToOneMebibytePasses) {  // R4
+  v1::GenerateRequest request;
+  request.set_text(std::string(1 << 20, 'a'));
+  EXPECT_EQ(Check(request), Outcome{});
+  request.mutable_text()->push_back('a');
+  EXPECT_EQ(Check(request), Invalid(reason::kPromptTooLong,
+                                    "prompt.text: too long (limit 1048576 bytes, got 1048577)"));
+}
+
+TEST(RequestValidationTest, InvalidUtf8IsNamedByItsByte) {  // R5
+  v1::GenerateRequest request;
+  request.set_text("ab\xC3\xA9\xC3(");
+  EXPECT_EQ(Check(request),
+            Invalid(reason::kInvalidUtf8, "prompt.text: not valid UTF-8 at byte 4"));
+  for (const char* bad : {"\x80", "\xC0\x80", "\xE0\x80\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80",
+                          "\xF5\x80\x80\x80", "\xE2\x82", "\xFF"}) {
+    request.set_text(bad);
+    EXPECT_EQ(Check(request),
+              Invalid(reason::kInvalidUtf8, "prompt.text: not valid UTF-8 at byte 0"));
+  }
+}
+
+TEST(RequestValidationTest, UnusualButValidTextPasses) {  // R6
+  v1::GenerateRequest request;
+  request.set_text(std::string("\0\x01\x7F\xEF\xBB\xBF\xE2\x80\x8F\xF4\x8F\xBF\xBF", 13));
+  EXPECT_EQ(Check(request), Outcome{});
+}
+
+TEST(RequestValidationTest, TokenIdsMustBeBelowTheVocabulary) {  // R8
+  v1::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(kVocabulary - 1);
+  EXPECT_EQ(Check(request), Outcome{});
+  request.mutable_token_ids()->add_ids(kVocabulary);
+  EXPECT_EQ(Check(request), Invalid(reason::kTokenIdOutOfRange,
+                                    "prompt.token_ids[1]: out of range (limit 1000, got 1000)"));
+  request.mutable_token_ids()->set_ids(1, 4294967295u);
+  EXPECT_EQ(Check(request),
+            Invalid(reason::kTokenIdOutOfRange,
+                    "prompt.token_ids[1]: out of range (limit 1000, got 4294967295)"));
+}
+
+TEST(RequestValidationTest, ZeroOutputTokensAreRefused) {  // R15
+  v1::GenerateRequest request = TextRequest();
+  request.mutable_stop()->set_max_output_tokens(0);
+  EXPECT_EQ(Check(request),
+            Invalid(reason::kParameterOutOfRange, "stop.max_output_tokens: must be at least 1"));
+}
+
+TEST(RequestValidationTest, MinimumAboveMaximumIsRefused) {  // R17
+  v1::GenerateRequest request = TextRequest();
+  request.mutable_stop()->set_max_output_tokens(4);
+  request.mutable_stop()->set_min_output_tokens(4);
+  EXPECT_EQ(Check(request), Outcome{});
+  request.mutable_stop()->set_min_output_tokens(5);
+  EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange,
+                                    "stop.min_output_tokens: above max_output_tokens"));
+}
+
+TEST(RequestValidationTest, TemperatureMustBeWithinZeroAndTwo) {  // R18
+  v1::GenerateRequest request = TextRequest();
+  constexpr char kText[] = "sampling.temperature: must be within 0 and 2";
+  for (const float bad : {-0.1f, 1e30f, 2.0001f, -1e-30f}) {
+    request.mutable_sampling()->set_temperature(bad);
+    EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange, kText)) << bad;
+  }
+  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()}) {
+    request.mutable_sampling()->set_temperature(bad);
+    EXPECT_EQ(Check(request), Invalid(reason::kParameterNotFinite, kText)) << bad;
+  }
+}
+
+TEST(RequestValidationTest, TinyAndZeroTemperaturesPass) {  // R19
+  v1::GenerateRequest request = TextRequest();
+  for (const float good : {0.0f, -0.0f, 1e-9f, 2.0f}) {
+    request.mutable_sampling()->set_temperature(good);
+    EXPECT_EQ(Check(request), Outcome{}) << good;
+  }
+}
+
+TEST(RequestValidationTest, TopPMustBeAboveZeroAndAtMostOne) {  // R20
+  v1::GenerateRequest request = TextRequest();
+  for (const float bad : {0.0f, -0.5f, 1.0001f, std::nanf("")}) {
+    request.mutable_sampling()->set_top_p(bad);
+    const Outcome outcome = Check(request);
+    EXPECT_EQ(outcome.code, absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(outcome.message, "sampling.top_p: must be above 0 and at most 1");
+  }
+  request.mutable_sampling()->set_top_p(1.0f);
+  EXPECT_EQ(Check(request), Outcome{});
+}
+
+TEST(RequestValidationTest, TopKAboveTheVocabularyIsRefused) {  // R21
+  v1::GenerateRequest request = TextRequest();
+  request.mutable_sampling()->set_top_k(kVocabulary);
+  EXPECT_EQ(Check(request), Outcome{});
+  request.mutable_sampling()->set_top_k(kVocabulary + 1);
+  EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange,
+                                    "sampling.top_k: above vocabulary size (limit 1000)"));
+}
+
+TEST(RequestValidationTest, EveryBadFieldIsReported) {  // R22
+  v1::GenerateRequest request = TextRequest();
+  v1::SamplingParams* sampling = request.mutable_sampling();
+  sampling->set_min_p(1.5f);
+  sampling->set_presence_penalty(-2.5f);
+  sampling->set_frequency_penalty(std::nanf(""));
+  request.mutable_stop()->set_max_output_tokens(0);
+  const std::optional<RequestError> error = ValidateGenerate(request, Limits());
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->message, "sampling.min_p: must be within 0 and 1");
+  std::vector<std::string> violations;
+  for (const FieldViolation& violation : error->violations) {
+    violations.push_back(violation.field + ": " + violation.description + " [" + violation.reason +
+                         "]");
+  }
+  EXPECT_THAT(violations,
+              ::testing::ElementsAre(
+                  "sampling.min_p: must be within 0 and 1 [PARAMETER_OUT_OF_RANGE]",
+                  "sampling.presence_penalty: must be within -2 and 2 [PARAMETER_OUT_OF_RANGE]",
+                  "sampling.frequency_penalty: must be within -2 and 2 [PARAMETER_NOT_FINITE]",
+                  "stop.max_output_tokens: must be at least 1 [PARAMETER_OUT_OF_RANGE]"));
+}
+
+TEST(RequestValidationTest, RepetitionPenaltyMustBeAboveZero) {  // R23
+  v1::GenerateRequest request = TextRequest();
+  for (const float bad : {0.0f, 1e-40f, -1.0f, 2.5f}) {
+    request.mutable_sampling()->set_repetition_penalty(bad);
+    EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange,
+                                      "sampling.repetition_penalty: must be above 0 and at most 2"))
+        << bad;
+  }
+}
+
+TEST(RequestValidationTest, LogitBiasIsChecked) {  // R24
+  const auto with = [](std::vector<std::pair<uint32_t, float>> entries) {
+    v1::GenerateRequest request = TextRequest();
+    for (const auto& [id, bias] : entries) {
+      v1::LogitBias* entry = request.mutable_sampling()->add_logit_bias();
+      entry->set_token_id(id);
+      entry->set_bias(bias);
+    }
+    return Check(request);
+  };
+  EXPECT_EQ(with({{1000, 1.0f}}),
+            Invalid(reason::kLogitBiasInvalid,
+                    "sampling.logit_bias[0].token_id: out of range (limit 1000, got 1000)"));
+  EXPECT_EQ(with({{5, 1.0f}, {5, 2.0f}}),
+            Invalid(reason::kLogitBiasInvalid, "sampling.logit_bias[1].token_id: given twice"));
+  EXPECT_EQ(with({{5, std::numeric_limits<float>::infinity()}}),
+            Invalid(reason::kLogitBiasInvalid,
+                    "sampling.logit_bias[0].bias: must be within -100 and 100"));
+  std::vector<std::pair<uint32_t, float>> many;
+  for (uint32_t i = 0; i < 65; ++i) many.emplace_back(i, 1.0f);
+  EXPECT_EQ(with(many),
+            Invalid(reason::kLogitBiasInvalid, "sampling.logit_bias: too many (limit 64, got 65)"));
+  many.pop_back();
+  EXPECT_EQ(with(many), NotBuilt("sampling.logit_bias"));  // R37
+}
+
+TEST(RequestValidationTest, StopSequencesAreChecked) {  // R27
+  const auto with = [](const std::vector<std::string>& sequences) {
+    v1::GenerateRequest request = TextRequest();
+    for (const std::string& text : sequences) request.mutable_stop()->add_sequences(text);
+    return Check(request);
+  };
+  EXPECT_EQ(with(std::vector<std::string>(8, "x")), Outcome{});
+  EXPECT_EQ(with(std::vector<std::string>(9, "x")),
+            Invalid(reason::kTooManyStopSequences, "stop.sequences: too many (limit 8, got 9)"));
+  EXPECT_EQ(with({"x", ""}),
+            Invalid(reason::kStopSequenceInvalid, "stop.sequences[1]: must not be empty"));
+  EXPECT_EQ(with({std::string(128, 'x')}), Outcome{});
+  EXPECT_EQ(with({std::string(129, 'x')}),
+            Invalid(reason::kStopSequenceInvalid,
+                    "stop.sequences[0]: too long (limit 128 bytes, got 129)"));
+  EXPECT_EQ(with({"a\xFF"}),
+            Invalid(reason::kStopSequenceInvalid, "stop.sequences[0]: not valid UTF-8 at byte 1"));
+}
+
+TEST(RequestValidationTest, StopTokenIdsAreChecked) {  // R28
+  v1::GenerateRequest request = TextRequest();
+  request.mutable_stop()->add_token_ids(kVocabulary);
+  EXPECT_EQ(Check(request), Invalid(reason::kTokenIdOutOfRange,
+                                    "stop.token_ids[0]: out of range (limit 1000, got 1000)"));
+  request.mutable_stop()->clear_token_ids();
+  for (uint32_t i = 0; i < 33; ++i) request.mutable_stop()->add_token_ids(i);
+  EXPECT_EQ(Check(request),
+            Invalid(reason::kParameterOutOfRange, "stop.token_ids: too many (limit 32, got 33)"));
+}
+
+TEST(RequestValidationTest, TopLogprobsAboveTwentyAreRefused) {  // R29
+  v1::GenerateRequest request = TextRequest();
+  request.mutable_output()->set_top_logprobs(21);
+  EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange, "output.top_logprobs: above 20"));
+}
+
+TEST(RequestValidationTest, RequestIdHasAFixedAlphabet) {  // R30
+  v1::GenerateRequest request = TextRequest();
+  request.set_request_id("Abc-1_2.z" + std::string(55, 'x'));
+  EXPECT_EQ(Check(request), Outcome{});
+  for (const std::string& bad :
+       {std::string(65, 'x'), std::string("a b"), std::string("a\nb"), std::string("\xC3\xA9")}) {
+    request.set_request_id(bad);
+    const Outcome outcome = Check(request);
+    EXPECT_EQ(outcome, Invalid(reason::kRequestIdInvalid,
+                               "request_id: must be at most 64 letters, digits, '.', '_' or '-'"));
+    EXPECT_EQ(outcome.message.find('\n'), std::string::npos);
+  }
+}
+
+TEST(RequestValidationTest, UnknownModelIsNotEchoed) {  // R33
+  v1::GenerateRequest request = TextRequest();
+  request.set_model("tiny");
+  EXPECT_EQ(Check(request), Outcome{});
+  request.set_model("secret\n" + std::string(1000, 'x'));
+  EXPECT_EQ(Check(request),
+            (Outcome{absl::StatusCode::kNotFound, reason::kModelNotFound, "model: unknown"}));
+}
+
+TEST(RequestValidationTest, PriorityHasARange) {  // R34
+  v1::GenerateRequest request = TextRequest();
+  for (const int bad : {11, -11}) {
+    request.set_priority(bad);
+    EXPECT_EQ(Check(request),
+              Invalid(reason::kParameterOutOfRange, "priority: must be within -10 and 10"));
+  }
+  request.set_priority(0);
+  EXPECT_EQ(Check(request), Outcome{});
+}
+
+TEST(RequestValidationTest, AbsurdQueueTimeoutsAreRefused) {  // R35
+  v1::GenerateRequest request = TextRequest();
+  const auto with = [&](int64_t seconds, int32_t nanos) {
+    request.mutable_queue_timeout()->set_seconds(seconds);
+    request.mutable_queue_timeout()->set_nanos(nanos);
+    return Check(request);
+  };
+  const Outcome refused =
+      Invalid(reason::kParameterOutOfRange, "queue_timeout: must be within 0 and 86400 s");
+  EXPECT_EQ(with(0, -1), refused);
+  EXPECT_EQ(with(-1, 0), refused);
+  EXPECT_EQ(with(1000000000000, 0), refused);
+  EXPECT_EQ(with(std::numeric_limits<int64_t>::min(), std::numeric_limits<int32_t>::min()),
+            refused);
+  EXPECT_EQ(with(86400, 0), Outcome{});
+}
+
+TEST(RequestValidationTest, UnknownFieldsAreIgnored) {  // R36
+  v1::GenerateRequest request = TextRequest();
+  request.GetReflection()->MutableUnknownFields(&request)->AddVarint(999, 1);
+  EXPECT_EQ(Check(request), Outcome{});
+}
+
+TEST(RequestValidationTest, FieldsNotBuiltAreNamed) {  // R37
+  const auto with = [](auto set) {
+    v1::GenerateRequest request = TextRequest();
+    set(request);
+    return Check(request);
+  };
+  EXPECT_EQ(with([](auto& r) { r.mutable_sampling()->set_repetition_penalty(1.1f); }),
+            NotBuilt("sampling.repetition_penalty"));
+  EXPECT_EQ(with([](auto& r) { r.mutable_sampling()->set_presence_penalty(0.5f); }),
+            NotBuilt("sampling.presence_penalty"));
+  EXPECT_EQ(with([](auto& r) { r.mutable_sampling()->set_frequency_penalty(0.5f); }),
+            NotBuilt("sampling.frequency_penalty"));
+  EXPECT_EQ(with([](auto& r) { r.mutable_output()->set_top_logprobs(0); }),
+            NotBuilt("output.top_logprobs"));
+  EXPECT_EQ(with([](auto& r) { r.mutable_output()->set_tokens_per_message(4); }),
+            NotBuilt("output.tokens_per_message"));
+  EXPECT_EQ(with([](auto& r) { r.set_priority(1); }), NotBuilt("priority"));
+  EXPECT_EQ(with([](auto& r) { r.set_cache_salt("tenant"); }), NotBuilt("cache_salt"));
+  EXPECT_EQ(with([](auto& r) { r.GetReflection()->MutableUnknownFields(&r)->AddVarint(13, 1); }),
+            NotBuilt("field 13"));
+  // Values that mean "off" ask for nothing.
+  EXPECT_EQ(with([](auto& r) {
+              r.mutable_sampling()->set_repetition_penalty(1.0f);
+              r.mutable_sampling()->set_presence_penalty(0.0f);
+              r.set_priority(0);
+            }),
+            Outcome{});
+}
+
+TEST(RequestValidationTest, WrongValuesMatterMoreThanMissingFeatures) {
+  v1::GenerateRequest request = TextRequest();
+  request.set_priority(1);
+  request.mutable_sampling()->set_top_p(2.0f);
+  EXPECT_EQ(Check(request),
+            Invalid(reason::kParameterOutOfRange, "sampling.top_p: must be above 0 and at most 1"));
+}
+
+TEST(RequestValidationTest, TextNeedsATokenizer) {
+  RequestLimits limits = Limits();
+  limits.has_tokenizer = false;
+  limits.has_chat_format = false;
+  EXPECT_EQ(Check(TextRequest(), limits).message,
+            "prompt.text: this model has no tokenizer, send token_ids");
+  v1::GenerateRequest ids;
+  ids.mutable_token_ids()->add_ids(1);
+  EXPECT_EQ(Check(ids, limits), Outcome{});
+  ids.mutable_stop()->add_sequences("x");
+  EXPECT_EQ(Check(ids, limits).code, absl::StatusCode::kUnimplemented);
+}
+
+TEST(RequestValidationTest, ChatRolesAndSizesAreChecked) {
+  v1::GenerateRequest request;
+  v1::ChatMessage* message = request.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("hi");
+  EXPECT_EQ(Check(request), Outcome{});
+  message->set_role("tool");
+  EXPECT_EQ(Check(request), Invalid(reason::kChatInvalid,
+                                    "prompt.chat.messages[0].role: must be system, user or "
+                                    "assistant"));
+  message->set_role("user");
+  message->set_content(std::string((1 << 19) + 1, 'x'));
+  *request.mutable_chat()->add_messages() = *message;
+  EXPECT_EQ(Check(request), Invalid(reason::kPromptTooLong,
+                                    "prompt.chat: too long (limit 1048576 bytes, got 1048578)"));
+}
+
+TEST(RequestValidationTest, ManyViolationsAreCut) {
+  v1::GenerateRequest request = TextRequest();
+  for (int i = 0; i < 32; ++i) request.mutable_stop()->add_token_ids(5000);
+  const std::optional<RequestError> error = ValidateGenerate(request, Limits());
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->violations.size(), 16u);
+}
+
+TEST(RequestValidationTest, DetokenizeChecksIds) {  // R41
+  v1::DetokenizeRequest request;
+  request.add_token_ids(1);
+  EXPECT_FALSE(ValidateDetokenize(request, Limits()).has_value());
+  request.add_token_ids(kVocabulary);
+  const std::optional<RequestError> error = ValidateDetokenize(request, Limits());
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->reason, reason::kTokenIdOutOfRange);
+  EXPECT_EQ(error->message, "token_ids[1]: out of range (limit 1000, got 1000)");
+}
+
+TEST(RequestValidationTest, TokenizeTakesOneMebibyte) {  // R41
+  v1::TokenizeRequest request;
+  request.set_text(std::string(1 << 20, ' '));
+  EXPECT_FALSE(ValidateTokenize(request, Limits()).has_value());
+  request.mutable_text()->push_back(' ');
+  const std::optional<RequestError> error = ValidateTokenize(request, Limits());
+  ASSERT_TRUE(error.has_value());
+  EXPECT_THAT(error->message, HasSubstr("limit 1048576 bytes"));
+}
+
+}  // namespace
+}  // namespace flashquant
