@@ -1,15 +1,13 @@
 // Each scheduling rule by itself, in plans small enough to check by hand.
 #include "engine/scheduler/scheduler.h"
 
-#include <map>
-#include <string>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/support/fake_step_runner.h"
-#include "tests/support/status_matchers.h"
+#include "tests/engine/scheduler/scheduler_fixture.h"
 
 namespace flashquant {
 namespace {
@@ -17,69 +15,6 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::Pair;
-
-// The scheduler with the pretended model behind it; sequences end by length.
-class SchedulerTest : public testing::Test {
- protected:
-  void Start(SchedulerConfig config) {
-    scheduler_ = std::make_unique<Scheduler>(config);
-    runner_ = std::make_unique<FakeStepRunner>(config.num_blocks, config.block_tokens);
-  }
-  static SchedulerConfig Config() {
-    SchedulerConfig config;
-    config.max_sequences = 4;
-    config.token_budget = 8;
-    config.block_tokens = 2;
-    config.num_blocks = 41;
-    return config;
-  }
-
-  SequenceId Add(int prompt_tokens, int max_output_tokens, StopConditions stop = {}) {
-    const SequenceId id = next_id_++;
-    scheduler_->Add(id, std::vector<int32_t>(static_cast<size_t>(prompt_tokens), 5), {},
-                    std::move(stop), max_output_tokens);
-    return id;
-  }
-  // Schedules and launches: (sequence, tokens) in the plan's order.
-  std::vector<std::pair<SequenceId, int>> Schedule() {
-    const StepPlan& plan = scheduler_->Schedule();
-    std::vector<std::pair<SequenceId, int>> result;
-    for (const SequenceStep& step : plan.sequences) {
-      result.emplace_back(step.id, static_cast<int>(step.token_ids.size()));
-    }
-    plan_ = plan;
-    if (!plan.empty()) {
-      FQ_EXPECT_OK(runner_->Launch(plan));
-    }
-    return result;
-  }
-  // Collects the oldest step, and ends the sequences that have all their tokens.
-  CommitResult Commit() {
-    auto committed = scheduler_->Commit(*runner_->Collect());
-    FQ_EXPECT_OK(committed);
-    for (const CommittedToken& token : committed->tokens) {
-      const Sequence* sequence = scheduler_->Find(token.id);
-      if (sequence == nullptr) continue;
-      if (token.output_index + 1 == sequence->max_tokens - sequence->num_prompt_tokens) {
-        scheduler_->Release(token.id, ReleaseReason::kFinished);
-      }
-    }
-    EXPECT_EQ(scheduler_->blocks_unaccounted(), 0);
-    EXPECT_EQ(runner_->violation(), "");
-    return *std::move(committed);
-  }
-  std::vector<std::pair<SequenceId, int>> Step() {
-    auto plan = Schedule();
-    if (!plan.empty()) Commit();
-    return plan;
-  }
-  int BlocksOf(SequenceId id) { return scheduler_->Find(id)->blocks.num_blocks(); }
-
-  std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<FakeStepRunner> runner_;
-  StepPlan plan_;  // of the last Schedule; its spans are stale after the next call
-  SequenceId next_id_ = 0;
-};
 
 TEST_F(SchedulerTest, APromptIsCutIntoChunksOfTheBudget) {
   Start(Config());
@@ -308,73 +243,6 @@ TEST_F(SchedulerTest, EndTokensAreBannedBeforeTheLeastNumberOfTokens) {
     EXPECT_EQ(plan_.sequences[0].end_tokens_banned, banned);
     Commit();
   }
-}
-
-TEST_F(SchedulerTest, RunAheadRefersToTheRowThatIsStillInFlight) {
-  Start(Config());
-  const SequenceId a = Add(2, 5), b = Add(2, 5);
-  Schedule();
-  const SequenceId prompt = Add(20, 5);
-  EXPECT_THAT(Schedule(), ElementsAre(Pair(a, 1), Pair(b, 1), Pair(prompt, 6)));
-  EXPECT_EQ(plan_.sequences[0].previous_row, 0);
-  EXPECT_EQ(plan_.sequences[1].previous_row, 1);
-  EXPECT_EQ(plan_.sequences[2].previous_row, -1);
-  EXPECT_EQ(scheduler_->num_uncommitted(), 2);
-  const CommitResult first = Commit();
-  ASSERT_EQ(first.tokens.size(), 2u);
-  EXPECT_EQ(first.tokens[0].output_index, 0);
-  const CommitResult second = Commit();
-  EXPECT_EQ(second.tokens[0].output_index, 1);
-  const FakeModel model;
-  EXPECT_EQ(second.tokens[0].token_id, model.Answer({5, 5}, 0, 2)[1]);
-}
-
-TEST_F(SchedulerTest, RunAheadNeverGoesPastTheLimit) {
-  Start(Config());
-  const SequenceId id = Add(2, 2);
-  EXPECT_THAT(Schedule(), ElementsAre(Pair(id, 2)));
-  EXPECT_THAT(Schedule(), ElementsAre(Pair(id, 1)));
-  Commit();
-  EXPECT_THAT(Schedule(), IsEmpty());
-  EXPECT_THAT(Commit().discarded, IsEmpty());
-  EXPECT_EQ(scheduler_->blocks_used(), 0);
-}
-
-TEST_F(SchedulerTest, AStopSeenOneStepLateDiscardsTheExtraTokenAndHoldsTheBlocksUntilThen) {
-  Start(Config());
-  const SequenceId id = Add(4, 9);
-  Schedule();
-  Schedule();
-  Commit();
-  EXPECT_FALSE(scheduler_->Release(id, ReleaseReason::kFinished));
-  EXPECT_EQ(scheduler_->blocks_used(), 3);  // the step in flight may still write them
-  EXPECT_EQ(scheduler_->blocks_unaccounted(), 0);
-  const CommitResult late = Commit();
-  EXPECT_THAT(late.tokens, IsEmpty());
-  ASSERT_EQ(late.discarded.size(), 1u);
-  EXPECT_EQ(late.discarded[0].reason, ReleaseReason::kFinished);
-  EXPECT_THAT(late.blocks_returned, ElementsAre(id));
-  EXPECT_EQ(scheduler_->blocks_used(), 0);
-}
-
-TEST_F(SchedulerTest, BlocksOfAPreemptedSequenceAreNotReusedWhileItsStepIsInFlight) {
-  SchedulerConfig config = Config();
-  config.num_blocks = 7;  // 6 usable
-  Start(config);
-  const SequenceId a = Add(4, 5), b = Add(3, 5);  // 2 blocks each, 4 at most
-  Step();
-  EXPECT_THAT(Schedule(), ElementsAre(Pair(a, 1), Pair(b, 1)));  // a takes the fifth block
-  EXPECT_THAT(Schedule(), ElementsAre(Pair(a, 1), Pair(b, 1)));  // b takes the sixth
-  Commit();
-  // a needs another one. b gives up its three, but the step in flight still writes them.
-  EXPECT_THAT(Schedule(), IsEmpty());
-  EXPECT_EQ(scheduler_->Find(b)->state, SequenceState::kPreempted);
-  EXPECT_EQ(scheduler_->blocks_used(), 6);
-  // What that step drew for b is still good.
-  EXPECT_EQ(Commit().tokens.size(), 2u);
-  EXPECT_EQ(scheduler_->blocks_used(), 3);
-  EXPECT_THAT(Step(), ElementsAre(Pair(a, 1)));
-  EXPECT_EQ(scheduler_->Find(b)->num_output_tokens(), 3);
 }
 
 TEST_F(SchedulerTest, ANonFiniteRowReleasesItsSequenceOnly) {
