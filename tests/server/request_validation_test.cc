@@ -1,61 +1,17 @@
-// Every check of a request that needs no tokenizer, with the exact outcome of the request matrix
-// (R-rows).
+// Checks of prompts, ids and scheduling fields of a request, with the exact outcome of the request
+// matrix (R-rows). Sampling and stops: sampling_validation_test.cc.
 #include "server/request_validation.h"
 
-#include <cmath>
 #include <limits>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/server/validation_fixture.h"
 
 namespace flashquant {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr int kVocabulary = 1000;
-
-RequestLimits Limits() {
-  RequestLimits limits;
-  limits.model_name = "tiny";
-  limits.vocab_size = kVocabulary;
-  limits.context_length = 64;
-  limits.has_tokenizer = true;
-  limits.has_chat_format = true;
-  return limits;
-}
-
-v1::GenerateRequest TextRequest() {
-  v1::GenerateRequest request;
-  request.set_text("hello");
-  return request;
-}
-
-struct Outcome {
-  absl::StatusCode code = absl::StatusCode::kOk;
-  std::string reason;
-  std::string message;
-  bool operator==(const Outcome&) const = default;
-};
-
-std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
-  return out << static_cast<int>(outcome.code) << " [" << outcome.reason << "] " << outcome.message;
-}
-
-Outcome Check(const v1::GenerateRequest& request, const RequestLimits& limits = Limits()) {
-  const std::optional<RequestError> error = ValidateGenerate(request, limits);
-  if (!error) return {};
-  return {error->code, error->reason, error->message};
-}
-
-Outcome Invalid(const char* reason, const char* message) {
-  return {absl::StatusCode::kInvalidArgument, reason, message};
-}
-
-Outcome NotBuilt(const std::string& field) {
-  return {absl::StatusCode::kUnimplemented, reason::kFeatureDisabled,
-          field + ": not available in this version"};
-}
 
 TEST(RequestValidationTest, PlainRequestPasses) { EXPECT_EQ(Check(TextRequest()), Outcome{}); }
 
@@ -114,161 +70,6 @@ TEST(RequestValidationTest, TokenIdsMustBeBelowTheVocabulary) {  // R8
   EXPECT_EQ(Check(request),
             Invalid(reason::kTokenIdOutOfRange,
                     "prompt.token_ids[1]: out of range (limit 1000, got 4294967295)"));
-}
-
-TEST(RequestValidationTest, ZeroOutputTokensAreRefused) {  // R15
-  v1::GenerateRequest request = TextRequest();
-  request.mutable_stop()->set_max_output_tokens(0);
-  EXPECT_EQ(Check(request),
-            Invalid(reason::kParameterOutOfRange, "stop.max_output_tokens: must be at least 1"));
-}
-
-TEST(RequestValidationTest, MinimumAboveMaximumIsRefused) {  // R17
-  v1::GenerateRequest request = TextRequest();
-  request.mutable_stop()->set_max_output_tokens(4);
-  request.mutable_stop()->set_min_output_tokens(4);
-  EXPECT_EQ(Check(request), Outcome{});
-  request.mutable_stop()->set_min_output_tokens(5);
-  EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange,
-                                    "stop.min_output_tokens: above max_output_tokens"));
-}
-
-TEST(RequestValidationTest, TemperatureMustBeWithinZeroAndTwo) {  // R18
-  v1::GenerateRequest request = TextRequest();
-  constexpr char kText[] = "sampling.temperature: must be within 0 and 2";
-  for (const float bad : {-0.1f, 1e30f, 2.0001f, -1e-30f}) {
-    request.mutable_sampling()->set_temperature(bad);
-    EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange, kText)) << bad;
-  }
-  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity(),
-                          -std::numeric_limits<float>::infinity()}) {
-    request.mutable_sampling()->set_temperature(bad);
-    EXPECT_EQ(Check(request), Invalid(reason::kParameterNotFinite, kText)) << bad;
-  }
-}
-
-TEST(RequestValidationTest, TinyAndZeroTemperaturesPass) {  // R19
-  v1::GenerateRequest request = TextRequest();
-  for (const float good : {0.0f, -0.0f, 1e-9f, 2.0f}) {
-    request.mutable_sampling()->set_temperature(good);
-    EXPECT_EQ(Check(request), Outcome{}) << good;
-  }
-}
-
-TEST(RequestValidationTest, TopPMustBeAboveZeroAndAtMostOne) {  // R20
-  v1::GenerateRequest request = TextRequest();
-  for (const float bad : {0.0f, -0.5f, 1.0001f, std::nanf("")}) {
-    request.mutable_sampling()->set_top_p(bad);
-    const Outcome outcome = Check(request);
-    EXPECT_EQ(outcome.code, absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(outcome.message, "sampling.top_p: must be above 0 and at most 1");
-  }
-  request.mutable_sampling()->set_top_p(1.0f);
-  EXPECT_EQ(Check(request), Outcome{});
-}
-
-TEST(RequestValidationTest, TopKAboveTheVocabularyIsRefused) {  // R21
-  v1::GenerateRequest request = TextRequest();
-  request.mutable_sampling()->set_top_k(kVocabulary);
-  EXPECT_EQ(Check(request), Outcome{});
-  request.mutable_sampling()->set_top_k(kVocabulary + 1);
-  EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange,
-                                    "sampling.top_k: above vocabulary size (limit 1000)"));
-}
-
-TEST(RequestValidationTest, EveryBadFieldIsReported) {  // R22
-  v1::GenerateRequest request = TextRequest();
-  v1::SamplingParams* sampling = request.mutable_sampling();
-  sampling->set_min_p(1.5f);
-  sampling->set_presence_penalty(-2.5f);
-  sampling->set_frequency_penalty(std::nanf(""));
-  request.mutable_stop()->set_max_output_tokens(0);
-  const std::optional<RequestError> error = ValidateGenerate(request, Limits());
-  ASSERT_TRUE(error.has_value());
-  EXPECT_EQ(error->message, "sampling.min_p: must be within 0 and 1");
-  std::vector<std::string> violations;
-  for (const FieldViolation& violation : error->violations) {
-    violations.push_back(violation.field + ": " + violation.description + " [" + violation.reason +
-                         "]");
-  }
-  EXPECT_THAT(violations,
-              ::testing::ElementsAre(
-                  "sampling.min_p: must be within 0 and 1 [PARAMETER_OUT_OF_RANGE]",
-                  "sampling.presence_penalty: must be within -2 and 2 [PARAMETER_OUT_OF_RANGE]",
-                  "sampling.frequency_penalty: must be within -2 and 2 [PARAMETER_NOT_FINITE]",
-                  "stop.max_output_tokens: must be at least 1 [PARAMETER_OUT_OF_RANGE]"));
-}
-
-TEST(RequestValidationTest, RepetitionPenaltyMustBeAboveZero) {  // R23
-  v1::GenerateRequest request = TextRequest();
-  for (const float bad : {0.0f, 1e-40f, -1.0f, 2.5f}) {
-    request.mutable_sampling()->set_repetition_penalty(bad);
-    EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange,
-                                      "sampling.repetition_penalty: must be above 0 and at most 2"))
-        << bad;
-  }
-}
-
-TEST(RequestValidationTest, LogitBiasIsChecked) {  // R24
-  const auto with = [](std::vector<std::pair<uint32_t, float>> entries) {
-    v1::GenerateRequest request = TextRequest();
-    for (const auto& [id, bias] : entries) {
-      v1::LogitBias* entry = request.mutable_sampling()->add_logit_bias();
-      entry->set_token_id(id);
-      entry->set_bias(bias);
-    }
-    return Check(request);
-  };
-  EXPECT_EQ(with({{1000, 1.0f}}),
-            Invalid(reason::kLogitBiasInvalid,
-                    "sampling.logit_bias[0].token_id: out of range (limit 1000, got 1000)"));
-  EXPECT_EQ(with({{5, 1.0f}, {5, 2.0f}}),
-            Invalid(reason::kLogitBiasInvalid, "sampling.logit_bias[1].token_id: given twice"));
-  EXPECT_EQ(with({{5, std::numeric_limits<float>::infinity()}}),
-            Invalid(reason::kLogitBiasInvalid,
-                    "sampling.logit_bias[0].bias: must be within -100 and 100"));
-  std::vector<std::pair<uint32_t, float>> many;
-  for (uint32_t i = 0; i < 65; ++i) many.emplace_back(i, 1.0f);
-  EXPECT_EQ(with(many),
-            Invalid(reason::kLogitBiasInvalid, "sampling.logit_bias: too many (limit 64, got 65)"));
-  many.pop_back();
-  EXPECT_EQ(with(many), NotBuilt("sampling.logit_bias"));  // R37
-}
-
-TEST(RequestValidationTest, StopSequencesAreChecked) {  // R27
-  const auto with = [](const std::vector<std::string>& sequences) {
-    v1::GenerateRequest request = TextRequest();
-    for (const std::string& text : sequences) request.mutable_stop()->add_sequences(text);
-    return Check(request);
-  };
-  EXPECT_EQ(with(std::vector<std::string>(8, "x")), Outcome{});
-  EXPECT_EQ(with(std::vector<std::string>(9, "x")),
-            Invalid(reason::kTooManyStopSequences, "stop.sequences: too many (limit 8, got 9)"));
-  EXPECT_EQ(with({"x", ""}),
-            Invalid(reason::kStopSequenceInvalid, "stop.sequences[1]: must not be empty"));
-  EXPECT_EQ(with({std::string(128, 'x')}), Outcome{});
-  EXPECT_EQ(with({std::string(129, 'x')}),
-            Invalid(reason::kStopSequenceInvalid,
-                    "stop.sequences[0]: too long (limit 128 bytes, got 129)"));
-  EXPECT_EQ(with({"a\xFF"}),
-            Invalid(reason::kStopSequenceInvalid, "stop.sequences[0]: not valid UTF-8 at byte 1"));
-}
-
-TEST(RequestValidationTest, StopTokenIdsAreChecked) {  // R28
-  v1::GenerateRequest request = TextRequest();
-  request.mutable_stop()->add_token_ids(kVocabulary);
-  EXPECT_EQ(Check(request), Invalid(reason::kTokenIdOutOfRange,
-                                    "stop.token_ids[0]: out of range (limit 1000, got 1000)"));
-  request.mutable_stop()->clear_token_ids();
-  for (uint32_t i = 0; i < 33; ++i) request.mutable_stop()->add_token_ids(i);
-  EXPECT_EQ(Check(request),
-            Invalid(reason::kParameterOutOfRange, "stop.token_ids: too many (limit 32, got 33)"));
-}
-
-TEST(RequestValidationTest, TopLogprobsAboveTwentyAreRefused) {  // R29
-  v1::GenerateRequest request = TextRequest();
-  request.mutable_output()->set_top_logprobs(21);
-  EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange, "output.top_logprobs: above 20"));
 }
 
 TEST(RequestValidationTest, RequestIdHasAFixedAlphabet) {  // R30
