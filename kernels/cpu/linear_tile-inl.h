@@ -198,6 +198,13 @@ HWY_INLINE void OutlierTile(const PackedOutlier* begin, const PackedOutlier* end
   }
 }
 
+// Asks for the outliers of one block in one tile: their runs are too short for the hardware to see
+// them coming.
+HWY_INLINE void PrefetchOutliers(const PackedOutlier* begin, const PackedOutlier* end) {
+  constexpr int64_t kOutliersPerLine = 64 / sizeof(PackedOutlier);
+  for (; begin < end; begin += kOutliersPerLine) hwy::Prefetch(begin);
+}
+
 // Sums of one pass: dense [vector][R][kLanes] and outliers [channel][stride].
 struct UnitSums {
   HWY_ALIGN float dense[kMaxUnitLanes * kRowsPerChunk];
@@ -261,9 +268,14 @@ HWY_INLINE void RunUnit(const LinearTask& task, int64_t block, int64_t num_block
   std::fill_n(sums.outliers, num_blocks * kBlockLanes * RowStride(R), 0.0f);
   const int64_t num_vectors = num_blocks * kBlockLanes / kLanes;
   const int64_t* indptr = segment.tile_indptr.As<int64_t>();
+  const PackedOutlier* outliers = segment.outliers.As<PackedOutlier>();
   for (int64_t tile = 0; tile < task.num_tiles; ++tile) {
     const int64_t k = tile * kTileInputs;
     const int64_t k_end = std::min(k + kTileInputs, task.k_packed);
+    for (int64_t b = 0; indptr != nullptr && b < num_blocks; ++b) {
+      const int64_t* range = indptr + (block + b) * task.num_tiles + tile;
+      PrefetchOutliers(outliers + range[0], outliers + range[1]);
+    }
     for (int64_t i = 0; i < num_vectors / kV; ++i) {
       DenseTile<kKind, R, kV>(task, block * kBlockLanes + i * kV * kLanes, k, k_end, x, x_sums,
                               sums.dense + i * kV * R * kLanes);
@@ -275,7 +287,6 @@ HWY_INLINE void RunUnit(const LinearTask& task, int64_t block, int64_t num_block
     }
     for (int64_t b = 0; indptr != nullptr && b < num_blocks; ++b) {
       const int64_t* range = indptr + (block + b) * task.num_tiles + tile;
-      const PackedOutlier* outliers = segment.outliers.As<PackedOutlier>();
       OutlierTile<static_cast<int>(RowStride(R))>(outliers + range[0], outliers + range[1],
                                                   x + k * RowStride(R),
                                                   sums.outliers + b * kBlockLanes * RowStride(R));
