@@ -101,7 +101,9 @@ class Engine::Impl {
   absl::StatusOr<std::shared_ptr<RequestStream>> Submit(GenerateRequest request,
                                                         std::shared_ptr<void> user_data) {
     FQ_RETURN_IF_ERROR(CheckRequest(config_, dependencies_, &request));
-    if (request.deadline.has_value() && dependencies_.clock->Now() >= *request.deadline) {
+    const TimePoint now = dependencies_.clock->Now();
+    if (request.arrival == TimePoint{}) request.arrival = now;
+    if (request.deadline.has_value() && now >= *request.deadline) {
       return DeadlineExceededError("deadline exceeded");
     }
     auto stream = std::make_shared<RequestStream>(request.request_id, std::move(user_data), inbox_);

@@ -37,7 +37,7 @@ struct GenerateRequest {
   std::vector<int32_t> prompt_tokens;  // 1..context-1 ids below V
   SamplingParams sampling;
   StopConditions stop;
-  TimePoint arrival{};
+  TimePoint arrival{};                      // unset = when Submit is called
   std::optional<TimePoint> deadline;        // ends with DEADLINE_EXCEEDED at the next step after it
   std::optional<TimePoint> queue_deadline;  // RESOURCE_EXHAUSTED when not scheduled by then
 };
