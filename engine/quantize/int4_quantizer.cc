@@ -1,6 +1,5 @@
-// The grid: scales from the full range down to about half of what remains without the
-// extremes, 1.5% or 3% apart; zero points from the least to the largest of those that centre the
-// mean, the median or the middle of the range, with and without extremes.
+// The grid: scales 6% apart from the full range down to what remains without the extremes; zero
+// points outwards from the one that centres the range, with and without extremes.
 #include "engine/quantize/int4_quantizer.h"
 
 #include <algorithm>
@@ -12,14 +11,15 @@
 namespace flashquant {
 namespace {
 
-constexpr float kMinScale = 0x1p-100f;  // below it 1 / scale would overflow
+// Squares of smaller scales and their inverses would leave float's range.
+constexpr float kMinScale = 0x1p-56f;
 constexpr int kMaxScales = 128;
 // Adding and subtracting 1.5 * 2^23 rounds a float below 2^22 to the nearest even integer.
 constexpr float kRoundMagic = 12582912.0f;
 
 // Of the curve's grid. Refine then looks at every BF16 scale in between: the error of a small group
 // is a ragged function of the scale.
-constexpr double kScaleStep = 1.05;
+constexpr double kScaleStep = 1.06;
 constexpr int kSweepSteps = 7;  // BF16 scales up and down: at least 2.7%
 
 bool IsZeroInBFloat16(float weight) { return (ToBFloat16(weight).bits & 0x7fffu) == 0; }
@@ -52,8 +52,6 @@ struct GroupShape {
   float high = 0;       // largest weight, at least 0
   float inner_low = 0;  // the same without the extremes that may be left out
   float inner_high = 0;
-  float mean = 0;
-  float median = 0;
   int num_nonzero = 0;
 };
 
@@ -67,34 +65,13 @@ GroupShape Measure(std::span<const float> weights, int max_outliers, std::vector
   shape.high = std::max(sorted->back(), 0.0f);
   shape.inner_low = std::min((*sorted)[cut], 0.0f);
   shape.inner_high = std::max((*sorted)[count - 1 - cut], 0.0f);
-  shape.median = (*sorted)[count / 2];
-  shape.mean = static_cast<float>(SumOf(*sorted) / static_cast<double>(count));
   for (float weight : *sorted) shape.num_nonzero += IsZeroInBFloat16(weight) ? 0 : 1;
   return shape;
 }
 
-// Bit z set: try zero point z.
-uint32_t ZeroPointsToTry(const GroupShape& shape, float scale) {
-  const float inverse = 1.0f / scale;
-  // Outliers may be left out on one side only, hence the mixed middles.
-  const float middle = 0.5f * (shape.low + shape.high);
-  const float inner_middle = 0.5f * (shape.inner_low + shape.inner_high);
-  const float left_middle = 0.5f * (shape.low + shape.inner_high);
-  const float right_middle = 0.5f * (shape.inner_low + shape.high);
-  float least = 15.0f;
-  float most = 0.0f;
-  for (const float centre :
-       {shape.mean, shape.median, middle, inner_middle, left_middle, right_middle}) {
-    const float exact = std::clamp(7.5f - centre * inverse, 0.0f, 15.0f);
-    least = std::min(least, exact);
-    most = std::max(most, exact);
-  }
-  uint32_t bits = 0;
-  for (int zero = static_cast<int>(least); zero <= std::min(static_cast<int>(most) + 1, 15);
-       ++zero) {
-    bits |= 1u << zero;
-  }
-  return bits;
+// The zero point that puts `centre` in the middle of the code range, as near as it goes.
+int ZeroFor(float centre, float scale) {
+  return static_cast<int>(std::clamp(7.5f - centre / scale, 0.0f, 15.0f) + 0.5f);
 }
 
 }  // namespace
@@ -119,49 +96,118 @@ void SquaredErrors(std::span<const float> weights, GroupParams params, std::span
 
 namespace {
 
-// False when no number of left-out weights can make these squared errors better than `errors`: an
-// error inside the code range is at most a quarter of the squared scale, so the sum of the j
-// largest is bounded without sorting. Only saves time; what it keeps is evaluated exactly.
-bool MayImprove(std::span<const float> squared, float scale, std::span<const double> errors) {
-  const float inside = 0.2501f * scale * scale;
-  float total = 0;
-  float total_outside = 0;
+// Bounds and sums of one candidate's squared errors. An error of a weight inside the code range is
+// at most a quarter of the squared scale.
+struct ErrorSums {
+  float inside_limit = 0;
+  float inside = 0;  // sum of the errors up to the limit
+  float outside = 0;
   float largest = 0;
   int num_outside = 0;
-  for (const float error : squared) {
-    total += error;
-    total_outside += error > inside ? error : 0.0f;
-    num_outside += error > inside ? 1 : 0;
-    largest = std::max(largest, error);
-  }
-  for (size_t j = 0; j < errors.size(); ++j) {
-    const int beyond = static_cast<int>(j) - num_outside;
-    const float left_out = beyond >= 0 ? total_outside + static_cast<float>(beyond) * inside
-                                       : static_cast<float>(j) * largest;
-    // The slack covers the rounding of these float sums.
-    if (static_cast<double>(total - left_out) - 1e-4 * static_cast<double>(total) < errors[j]) {
-      return true;
+};
+
+ErrorSums SumErrors(std::span<const float> squared, float scale) {
+  ErrorSums sums;
+  sums.inside_limit = 0.2501f * scale * scale;
+  constexpr size_t kLanes = 8;  // independent sums, for vectorization
+  float inside[kLanes] = {};
+  float outside[kLanes] = {};
+  float largest[kLanes] = {};
+  int num_outside[kLanes] = {};
+  const float* values = squared.data();
+  size_t i = 0;
+  for (; i + kLanes <= squared.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const float error = values[i + lane];
+      const bool beyond = error > sums.inside_limit;
+      inside[lane] += beyond ? 0.0f : error;
+      outside[lane] += beyond ? error : 0.0f;
+      num_outside[lane] += beyond ? 1 : 0;
+      largest[lane] = std::max(largest[lane], error);
     }
+  }
+  for (; i < squared.size(); ++i) {
+    const bool beyond = values[i] > sums.inside_limit;
+    (beyond ? outside : inside)[0] += values[i];
+    num_outside[0] += beyond ? 1 : 0;
+    largest[0] = std::max(largest[0], values[i]);
+  }
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    sums.inside += inside[lane];
+    sums.outside += outside[lane];
+    sums.num_outside += num_outside[lane];
+    sums.largest = std::max(sums.largest, largest[lane]);
+  }
+  return sums;
+}
+
+// False when no number of left-out weights can bring these errors below `errors`.
+bool MayImprove(const ErrorSums& sums, std::span<const double> errors) {
+  for (size_t j = 0; j < errors.size(); ++j) {
+    const int beyond = static_cast<int>(j) - sums.num_outside;
+    const float least = beyond >= 0
+                            ? sums.inside - static_cast<float>(beyond) * sums.inside_limit
+                            : sums.inside + sums.outside - static_cast<float>(j) * sums.largest;
+    if (static_cast<double>(least) < errors[j]) return true;
   }
   return false;
 }
 
+// The errors with 0, 1, ... left out, to about 1%: errors inside the code range are counted into
+// bins instead of sorted. Updates `errors` and `params` where the candidate is better; returns
+// whether it was anywhere.
+bool ApproximateCurve(std::span<const float> squared, const ErrorSums& sums, GroupParams candidate,
+                      std::vector<float>* outside, std::span<double> errors,
+                      std::span<GroupParams> params) {
+  constexpr int kBins = 32;
+  float bin_sum[kBins + 1] = {};
+  int bin_count[kBins + 1] = {};
+  const float to_bin = static_cast<float>(kBins) / sums.inside_limit;
+  outside->clear();
+  for (const float error : squared) {
+    if (error > sums.inside_limit) {
+      outside->push_back(error);
+      continue;
+    }
+    const int bin = static_cast<int>(error * to_bin);
+    bin_sum[bin] += error;
+    ++bin_count[bin];
+  }
+  std::sort(outside->begin(), outside->end());
+  bool improved = false;
+  const auto offer = [&](size_t left_out, double error) {
+    if (left_out >= errors.size() || !(error < errors[left_out])) return;
+    improved = true;
+    errors[left_out] = error;
+    params[left_out] = candidate;
+  };
+  double error = static_cast<double>(sums.inside);
+  size_t left_out = outside->size();
+  offer(left_out, error);
+  for (const float value : *outside) {
+    error += static_cast<double>(value);
+    offer(--left_out, error);
+  }
+  error = static_cast<double>(sums.inside);
+  left_out = outside->size();
+  for (int bin = kBins; bin >= 0 && left_out + 1 < errors.size(); --bin) {
+    const double mean =
+        static_cast<double>(bin_sum[bin]) / static_cast<double>(std::max(bin_count[bin], 1));
+    for (int i = 0; i < bin_count[bin]; ++i) {
+      error -= mean;
+      offer(++left_out, error);
+    }
+  }
+  return improved;
+}
+
 }  // namespace
 
-void GroupQuantizer::TrySearchPoint(std::span<const float> weights, GroupParams candidate,
-                                    std::span<double> errors, std::span<GroupParams> params) {
+void GroupQuantizer::AddExactCurve(std::span<const float> weights, GroupParams candidate,
+                                   std::span<double> errors, std::span<GroupParams> params) {
   const size_t count = weights.size();
   const size_t most = std::min(errors.size() - 1, count);
   SquaredErrors(weights, candidate, squared_);
-  if (most == 0) {
-    const double error = SumOf(squared_);
-    if (error < errors[0]) {
-      errors[0] = error;
-      params[0] = candidate;
-    }
-    return;
-  }
-  if (!MayImprove(squared_, ToFloat(candidate.scale), errors)) return;
   if (most < count) {
     std::nth_element(squared_.begin(), squared_.begin() + static_cast<std::ptrdiff_t>(most),
                      squared_.end(), std::greater<>());
@@ -180,6 +226,38 @@ void GroupQuantizer::TrySearchPoint(std::span<const float> weights, GroupParams 
   }
 }
 
+bool GroupQuantizer::TryCandidate(std::span<const float> weights, GroupParams candidate) {
+  SquaredErrors(weights, candidate, squared_);
+  const ErrorSums sums = SumErrors(squared_, ToFloat(candidate.scale));
+  if (!MayImprove(sums, approximate_)) return false;
+  return ApproximateCurve(squared_, sums, candidate, &outside_, approximate_, candidates_);
+}
+
+void GroupQuantizer::SearchZeroPoints(std::span<const float> weights, GroupParams candidate,
+                                      float inner_ends, float ends) {
+  if (symmetric_) {
+    candidate.zero = 8;
+    TryCandidate(weights, candidate);
+    return;
+  }
+  // From two middles outwards, until three in a row help for no number of outliers.
+  constexpr int kPatience = 3;
+  const float scale = ToFloat(candidate.scale);
+  uint32_t tried = 0;
+  for (const int start : {ZeroFor(0.5f * inner_ends, scale), ZeroFor(0.5f * ends, scale)}) {
+    for (const int direction : {1, -1}) {
+      int useless = 0;
+      for (int zero = direction > 0 ? start : start - 1;
+           zero >= 0 && zero <= 15 && useless < kPatience; zero += direction) {
+        if ((tried >> zero & 1u) != 0) break;
+        tried |= 1u << zero;
+        candidate.zero = static_cast<uint8_t>(zero);
+        useless = TryCandidate(weights, candidate) ? 0 : useless + 1;
+      }
+    }
+  }
+}
+
 void GroupQuantizer::ErrorCurve(std::span<const float> weights, std::span<double> errors,
                                 std::span<GroupParams> params) {
   std::fill(errors.begin(), errors.end(), std::numeric_limits<double>::infinity());
@@ -191,8 +269,8 @@ void GroupQuantizer::ErrorCurve(std::span<const float> weights, std::span<double
   squared_.resize(weights.size());
   const int max_outliers = static_cast<int>(errors.size()) - 1;
   const GroupShape shape = Measure(weights, max_outliers, &sorted_);
-  if (shape.num_nonzero == 0) {
-    errors[0] = 0;  // scale 0: every code is the zero point
+  if (shape.num_nonzero == 0 || std::max(-shape.low, shape.high) < kTinyWeight) {
+    errors[0] = Error(weights, params[0], 0);  // scale 0: every code is the zero point
     return;
   }
   const float divisor = symmetric_ ? 7.0f : 15.0f;
@@ -200,22 +278,30 @@ void GroupQuantizer::ErrorCurve(std::span<const float> weights, std::span<double
                                   : shape.high / divisor - shape.low / divisor;
   const float narrow = symmetric_ ? std::max(-shape.inner_low, shape.inner_high) / 8.0f
                                   : shape.inner_high / divisor - shape.inner_low / divisor;
-  // A scale somewhat above the range can fit a small group better.
-  const double most = static_cast<double>(std::max(1.25f * widest, kMinScale));
+  // A scale somewhat above the range can fit a small group better. At the low end, clipping is
+  // worth less when the extremes may be left out anyway.
+  const float above = weights.size() > 64 ? 1.06f : 1.25f;
+  const double below = 0.55 + 0.04 * std::min(max_outliers, 8);
+  const double most = static_cast<double>(std::max(above * widest, kMinScale));
   const double least =
-      std::max({0.55 * static_cast<double>(narrow), most * 0.01, static_cast<double>(kMinScale)});
+      std::max({below * static_cast<double>(narrow), most * 0.01, static_cast<double>(kMinScale)});
   const double ratio =
       std::max(kScaleStep, std::pow(most / std::min(least, most), 1.0 / kMaxScales));
+  approximate_.assign(errors.size(), std::numeric_limits<double>::infinity());
+  candidates_.assign(errors.size(), GroupParams{});
   uint16_t previous = 0;
   for (double scale = most; scale >= least * 0.999; scale /= ratio) {
     GroupParams candidate;
     candidate.scale = ToBFloat16(static_cast<float>(scale));
     if (candidate.scale.bits == previous) continue;
     previous = candidate.scale.bits;
-    const uint32_t zeros = symmetric_ ? 1u << 8 : ZeroPointsToTry(shape, ToFloat(candidate.scale));
-    for (uint32_t left = zeros; left != 0; left &= left - 1) {
-      candidate.zero = static_cast<uint8_t>(std::countr_zero(left));
-      TrySearchPoint(weights, candidate, errors, params);
+    SearchZeroPoints(weights, candidate, shape.inner_low + shape.inner_high,
+                     shape.low + shape.high);
+  }
+  // What is reported is exact.
+  for (size_t j = 0; j < candidates_.size(); ++j) {
+    if (std::isfinite(approximate_[j]) && (j == 0 || candidates_[j] != candidates_[j - 1])) {
+      AddExactCurve(weights, candidates_[j], errors, params);
     }
   }
   for (size_t j = static_cast<size_t>(shape.num_nonzero) + 1; j < errors.size(); ++j) {
@@ -265,9 +351,10 @@ double GroupQuantizer::Refine(std::span<const float> weights, int num_outliers,
       // Least squares for the codes that this zero point gives at the present scale.
       double weight_level = 0;
       double level_level = 0;
-      const GroupParams moved{start.scale, static_cast<uint8_t>(zero)};
+      const float inverse = 1.0f / ToFloat(start.scale);
       for (const float weight : kept) {
-        const double level = static_cast<double>(EncodeInt4(weight, moved)) - zero;
+        const float shifted = static_cast<float>(zero);
+        const double level = static_cast<double>(CodeOf(weight, inverse, shifted) - shifted);
         weight_level += static_cast<double>(weight) * level;
         level_level += level * level;
       }

@@ -28,6 +28,8 @@ struct GroupParams {
 
 // Weights above this are refused by callers: their squared errors would leave float's range.
 inline constexpr float kMaxWeightMagnitude = 1e15f;
+// A group whose weights are all below this is stored as zeros (scale 0).
+inline constexpr float kTinyWeight = 0x1p-40f;
 
 class GroupQuantizer final {
  public:
@@ -58,13 +60,22 @@ class GroupQuantizer final {
                      std::vector<int32_t>* indices);
 
  private:
-  void TrySearchPoint(std::span<const float> weights, GroupParams candidate,
-                      std::span<double> errors, std::span<GroupParams> params);
+  // Both update approximate_ and candidates_; the first returns whether it improved anything.
+  bool TryCandidate(std::span<const float> weights, GroupParams candidate);
+  // ends: sum of the least and the largest weight, with and without the extremes.
+  void SearchZeroPoints(std::span<const float> weights, GroupParams candidate, float inner_ends,
+                        float ends);
+  // Lowers `errors` to what `candidate` gives, by sorting.
+  void AddExactCurve(std::span<const float> weights, GroupParams candidate,
+                     std::span<double> errors, std::span<GroupParams> params);
 
   const bool symmetric_;
   std::vector<float> squared_;
   std::vector<float> sorted_;
+  std::vector<float> outside_;
   std::vector<int32_t> order_;
+  std::vector<double> approximate_;
+  std::vector<GroupParams> candidates_;
 };
 
 // The code of `weight`: nearest of the 16 levels.

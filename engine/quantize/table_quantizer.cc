@@ -20,7 +20,7 @@ BFloat16 QuantizeTableRow(std::span<const float> row, std::span<int8_t> codes) {
   for (const float weight : row) largest = std::max(largest, std::fabs(weight));
   std::fill(codes.begin(), codes.end(), int8_t{0});
   const uint16_t full = ToBFloat16(largest / kMaxCode).bits;
-  if (largest < 0x1p-100f) return BFloat16{};
+  if (largest < 0x1p-40f) return BFloat16{};
 
   // The rounded scale may be a little too small or too large for the largest weight; its neighbours
   // may fit the others better.

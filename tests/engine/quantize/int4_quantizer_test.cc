@@ -134,12 +134,38 @@ TEST(GroupQuantizerTest, AllZeroGroupIsExactAndOffersNoOutlier) {
 }
 
 TEST(GroupQuantizerTest, SingleWeightIsExactWithinBFloat16) {
-  for (const float weight : {1.5f, -0.75f, 1e-20f, -3e10f}) {
+  for (const float weight : {1.5f, -0.75f, 1e-10f, -3e10f, 9e14f}) {
     GroupQuantizer quantizer(false);
     const GroupParams params = quantizer.Fit(std::vector<float>{weight});
     const float value =
         ToFloat(params.scale) * static_cast<float>(EncodeInt4(weight, params) - params.zero);
     EXPECT_NEAR(value / weight, 1.0f, 0.004f) << weight;
+  }
+}
+
+TEST(GroupQuantizerTest, GroupOfTinyWeightsIsStoredAsZeros) {
+  const std::vector<float> weights = {1e-13f, -1e-20f, 1e-38f, 1e-44f, 0.0f};
+  GroupQuantizer quantizer(false);
+  std::vector<double> errors(3);
+  std::vector<GroupParams> params(3);
+  quantizer.ErrorCurve(weights, errors, params);
+  EXPECT_LE(quantizer.Refine(weights, 0, &params[0]), 1e-25);
+  EXPECT_EQ(params[0].scale.bits, 0);
+  EXPECT_EQ(EncodeInt4(weights[0], params[0]), params[0].zero);
+  EXPECT_TRUE(std::isinf(errors[1]));
+}
+
+TEST(GroupQuantizerTest, WeightsFarApartInMagnitudeGiveFiniteParams) {
+  std::vector<float> weights(64, 1e-30f);
+  weights[3] = 1e15f;
+  weights[4] = -1e-11f;
+  GroupQuantizer quantizer(false);
+  std::vector<double> errors(9);
+  std::vector<GroupParams> params(9);
+  quantizer.ErrorCurve(weights, errors, params);
+  for (size_t j = 0; j < errors.size(); ++j) {
+    EXPECT_TRUE(std::isfinite(errors[j])) << j;
+    EXPECT_TRUE(IsFinite(params[j].scale)) << j;
   }
 }
 
