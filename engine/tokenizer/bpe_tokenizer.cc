@@ -1,5 +1,5 @@
 // Nothing is cached between calls: the tokenizer is shared by threads, and merging is quick enough
-// without (README.md has the figures).
+// without (1 MiB of prose: about 0.1 s of one core).
 #include "engine/tokenizer/bpe_tokenizer.h"
 
 #include <algorithm>
