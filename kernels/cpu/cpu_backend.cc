@@ -12,9 +12,10 @@ namespace flashquant {
 BackendInfo CpuBackend::info() const {
   BackendInfo info;
   info.name = "cpu";
-  const std::string_view target = CpuTargetName();
-  info.device = fmt::format("{} threads, {}", pool_.num_threads(),
-                            target == "AVX3" ? std::string_view("AVX-512") : target);
+  std::string_view target = CpuTargetName();
+  if (target == "AVX3") target = "AVX-512";
+  if (target == "AVX3_DL") target = "AVX-512 VNNI";
+  info.device = fmt::format("{} threads, {}", pool_.num_threads(), target);
   info.activation_dtype = DType::kF32;
   info.kv_dtype = DType::kF32;
   info.row_multiple = row_multiple_;

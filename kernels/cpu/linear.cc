@@ -22,18 +22,20 @@ constexpr std::array<float, kNibblePhases> kNibbleFactors = {1.0f, 0x1p-4f, 0x1p
 // What a layer's segments need of x.
 struct InputForms {
   bool plain = false;
-  bool scaled = false;                // for INT4 segments
-  std::vector<int64_t> chunk_inputs;  // distinct sizes with sums of their own
+  bool scaled = false;                // FP32 for INT4 segments, or for their outliers
+  bool digits = false;                // INT4 segments take digits
+  std::vector<int64_t> chunk_inputs;  // distinct sizes of INT4 segments, with sums of their own
 };
 
 InputForms FormsFor(const PackedLinear& weight) {
   InputForms forms;
+  forms.digits = TakesDigits();
   for (const PackedSegment& segment : weight.segments()) {
     if (segment.kind != PackedKind::kInt4) {
       forms.plain = true;
       continue;
     }
-    forms.scaled = true;
+    forms.scaled = forms.scaled || !forms.digits || segment.outliers.num_bytes() > 0;
     if (std::find(forms.chunk_inputs.begin(), forms.chunk_inputs.end(), segment.chunk_inputs) ==
         forms.chunk_inputs.end()) {
       forms.chunk_inputs.push_back(segment.chunk_inputs);
@@ -46,7 +48,8 @@ InputForms FormsFor(const PackedLinear& weight) {
 struct InputLayout {
   float* plain = nullptr;
   float* scaled = nullptr;
-  std::vector<float*> sums;  // as InputForms::chunk_inputs
+  std::vector<float*> sums;      // as InputForms::chunk_inputs
+  std::vector<int32_t*> digits;  // the same
 };
 
 struct InterleaveTask {
@@ -81,8 +84,23 @@ void SumChunks(const InterleaveTask& task, int64_t chunk_inputs) {
       const float* from = task.x + (real ? row : 0) * task.k;
       float sum = 0.0f;
       for (int64_t k = begin; real && k < end; ++k) sum += from[k];
-      task.to[chunk * kStride + row] = sum;
+      task.to[chunk * 2 * kStride + row] = sum;
     }
+  }
+}
+
+template <int64_t kStride>
+void MakeDigits(const InterleaveTask& task, int64_t chunk_inputs, int32_t* digits) {
+  for (int64_t row = 0; row < kStride; ++row) {
+    DigitRow digit_row;
+    digit_row.k = task.k;
+    digit_row.chunk_inputs = chunk_inputs;
+    digit_row.stride = kStride;
+    digit_row.digits = digits + 4 * row;
+    digit_row.sums = task.to + row;
+    // A padding row's results are not stored: any row's digits do.
+    digit_row.x = task.x + (row < task.num_rows ? row : 0) * task.k;
+    MakeRowDigits(digit_row);
   }
 }
 
@@ -99,33 +117,41 @@ void PrepareChunk(const InterleaveTask& task, const InputForms& forms, const Inp
     Interleave<kStride, true>(part);
   }
   for (size_t i = 0; i < forms.chunk_inputs.size(); ++i) {
-    part.to = layout.sums[i] + first_row * CeilDiv(k_packed, forms.chunk_inputs[i]);
-    SumChunks<kStride>(part, forms.chunk_inputs[i]);
+    const int64_t chunk_inputs = forms.chunk_inputs[i];
+    part.to = layout.sums[i] + 2 * first_row * CeilDiv(k_packed, chunk_inputs);
+    if (forms.digits) {
+      MakeDigits<kStride>(part, chunk_inputs, layout.digits[i] + first_row * k_packed);
+    } else {
+      SumChunks<kStride>(part, chunk_inputs);
+    }
   }
 }
 
 absl::StatusOr<InputLayout> LayOut(const InputForms& forms, int64_t num_rows, int64_t k_packed,
                                    HostMemory& memory) {
   const int64_t rows = RoundUp(num_rows, kRowsPerChunk);
-  int64_t floats = (forms.plain ? rows * k_packed : 0) + (forms.scaled ? rows * k_packed : 0);
-  for (const int64_t inputs : forms.chunk_inputs) floats += rows * CeilDiv(k_packed, inputs);
-  const int64_t num_bytes = floats * int64_t{sizeof(float)};
+  const int64_t copies = (forms.plain ? 1 : 0) + (forms.scaled ? 1 : 0) +
+                         (forms.digits ? static_cast<int64_t>(forms.chunk_inputs.size()) : 0);
+  int64_t words = copies * rows * k_packed;
+  for (const int64_t inputs : forms.chunk_inputs) words += 2 * rows * CeilDiv(k_packed, inputs);
+  const int64_t num_bytes = words * int64_t{sizeof(float)};
   if (num_bytes > memory.num_bytes()) {
     FQ_ASSIGN_OR_RETURN(memory, HostMemory::Create(num_bytes));
   }
   InputLayout layout;
-  float* next = memory.As<float>();
-  if (forms.plain) {
-    layout.plain = next;
-    next += rows * k_packed;
-  }
-  if (forms.scaled) {
-    layout.scaled = next;
-    next += rows * k_packed;
-  }
+  char* next = memory.As<char>();
+  const auto take = [&next](int64_t count) {
+    char* const from = next;
+    next += count * int64_t{sizeof(float)};
+    return from;
+  };
+  if (forms.plain) layout.plain = reinterpret_cast<float*>(take(rows * k_packed));
+  if (forms.scaled) layout.scaled = reinterpret_cast<float*>(take(rows * k_packed));
   for (const int64_t inputs : forms.chunk_inputs) {
-    layout.sums.push_back(next);
-    next += rows * CeilDiv(k_packed, inputs);
+    if (forms.digits) {
+      layout.digits.push_back(reinterpret_cast<int32_t*>(take(rows * k_packed)));
+    }
+    layout.sums.push_back(reinterpret_cast<float*>(take(2 * rows * CeilDiv(k_packed, inputs))));
   }
   return layout;
 }
@@ -201,7 +227,9 @@ absl::Status LinearCpu(const LinearParams& params, ThreadPool& pool, LinearScrat
       task.x = layout.scaled;
       const auto form =
           std::find(forms.chunk_inputs.begin(), forms.chunk_inputs.end(), segment.chunk_inputs);
-      task.x_sums = layout.sums[static_cast<size_t>(form - forms.chunk_inputs.begin())];
+      const auto index = static_cast<size_t>(form - forms.chunk_inputs.begin());
+      task.x_sums = layout.sums[index];
+      if (forms.digits) task.x_digits = layout.digits[index];
     }
     task.k_chunks = CeilDiv(task.k_packed, segment.chunk_inputs);
     task.y = static_cast<float*>(params.y);

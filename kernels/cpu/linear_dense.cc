@@ -1,4 +1,4 @@
-// The linear op over BF16, F32 and I8 segments. The kernel is linear_tile-inl.h.
+// The linear op over BF16, F32 and I8 segments. The kernels are linear_tile-inl.h.
 #include "kernels/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -6,7 +6,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target:
 #include "hwy/highway.h"
-#include "kernels/cpu/linear_tile-inl.h"
+#include "kernels/cpu/linear_run-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashquant {
