@@ -165,7 +165,8 @@ TEST_F(CheckpointTest, IndexMustAgreeWithTheShards) {
 
 // M28
 TEST_F(CheckpointTest, OtherFormatsAreRefusedByName) {
-  const std::string gguf = dir_.Write("other/m.gguf", "GGUF" + LittleEndian(3, 60));
+  const std::string gguf =
+      dir_.Write("other/m.gguf", "GGUF" + LittleEndian(3, 4) + std::string(60, '\0'));
   EXPECT_THAT(OpenCheckpoint(gguf).status(), IsUnimplemented("flashquant quantize"));
   EXPECT_THAT(OpenCheckpoint(dir_.path() + "/other").status(), IsUnimplemented("GGUF"));
   const std::string pickle = dir_.Write("p/pytorch_model.bin", "\x80\x02" + std::string(64, 'q'));
@@ -173,7 +174,7 @@ TEST_F(CheckpointTest, OtherFormatsAreRefusedByName) {
   EXPECT_THAT(OpenCheckpoint(dir_.path() + "/p").status(),
               IsUnimplemented("pytorch_model.bin: format not supported"));
   EXPECT_THAT(OpenCheckpoint(dir_.Write("text", "hello")).status(), IsDataLoss("not a model"));
-  dir_.Write("model.safetensors", "GGUF" + LittleEndian(3, 60));
+  dir_.Write("model.safetensors", "GGUF" + LittleEndian(3, 4) + std::string(60, '\0'));
   EXPECT_THAT(OpenStatus(), IsUnimplemented("format not supported: GGUF"));
 }
 
