@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "grpcpp/support/proto_buffer_reader.h"
 #include "server/status_mapping.h"
 
 namespace flashquant {
@@ -17,6 +18,25 @@ CancelReason CancelReasonOf(const grpc::CallbackServerContext& context) {
 }
 
 }  // namespace
+
+bool ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message) {
+  grpc::ByteBuffer copy = bytes;  // shares the memory; the reader wants it writable
+  grpc::ProtoBufferReader reader(&copy);
+  return reader.status().ok() && message->ParseFromZeroCopyStream(&reader);
+}
+
+RequestError MalformedRequest() {
+  RequestError error;
+  error.code = absl::StatusCode::kInvalidArgument;
+  error.reason = reason::kMalformedRequest;
+  error.message = "request: cannot be parsed, or a text in it is not valid UTF-8";
+  return error;
+}
+
+grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message) {
+  grpc::Slice slice(message.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
 
 CallTimes TimesOf(const grpc::CallbackServerContext& context, const Clock& clock) {
   CallTimes times;
@@ -37,6 +57,18 @@ grpc::Status FinishStatus(const RequestError& error, grpc::CallbackServerContext
   }
   return ToGrpcStatus(error);
 }
+
+namespace {
+
+std::optional<RequestError> Submit(const CallEnvironment& environment,
+                                   const grpc::CallbackServerContext& context,
+                                   const v1::GenerateRequest& request, CallSink* sink,
+                                   std::shared_ptr<GenerateSession>* session) {
+  const CallTimes times = TimesOf(context, *environment.submitter->clock());
+  return environment.submitter->Submit(request, times, sink, session);
+}
+
+}  // namespace
 
 CallCounter::CallCounter(const CallEnvironment& environment, RpcMethod method)
     : environment_(environment), method_(method) {
@@ -61,23 +93,25 @@ GenerateReactor::GenerateReactor(const CallEnvironment& environment,
 
 GenerateReactor* GenerateReactor::Start(const CallEnvironment& environment,
                                         grpc::CallbackServerContext* context,
-                                        const v1::GenerateRequest& request) {
+                                        const grpc::ByteBuffer& request) {
   auto* reactor = new GenerateReactor(environment, context);
-  const CallTimes times = TimesOf(*context, *environment.submitter->clock());
+  v1::GenerateRequest message;
   const std::optional<RequestError> error =
-      environment.submitter->Submit(request, times, reactor, &reactor->session_);
+      ParseMessage(request, &message)
+          ? Submit(environment, *context, message, reactor, &reactor->session_)
+          : MalformedRequest();
   // gRPC runs what is started here after the handler has returned, so the reactor still lives.
   if (error) reactor->Finish(*error);
   return reactor;
 }
 
 void GenerateReactor::Write(v1::GenerateResponse response) {
-  response_ = std::move(response);
+  response_ = SerializeMessage(response);
   StartWrite(&response_);
 }
 
 void GenerateReactor::WriteAndFinish(v1::GenerateResponse response) {
-  response_ = std::move(response);
+  response_ = SerializeMessage(response);
   StartWriteAndFinish(&response_, grpc::WriteOptions(), grpc::Status::OK);
 }
 
@@ -96,31 +130,33 @@ void GenerateReactor::OnDone() { delete this; }
 
 GenerateTextReactor::GenerateTextReactor(const CallEnvironment& environment,
                                          grpc::CallbackServerContext* context,
-                                         v1::GenerateTextResponse* response)
+                                         grpc::ByteBuffer* response)
     : environment_(environment),
       context_(context),
-      response_(response),
+      response_bytes_(response),
       counter_(environment, RpcMethod::kGenerateText) {}
 
 GenerateTextReactor* GenerateTextReactor::Start(const CallEnvironment& environment,
                                                 grpc::CallbackServerContext* context,
-                                                const v1::GenerateTextRequest& request,
-                                                v1::GenerateTextResponse* response) {
+                                                const grpc::ByteBuffer& request,
+                                                grpc::ByteBuffer* response) {
   auto* reactor = new GenerateTextReactor(environment, context, response);
-  const CallTimes times = TimesOf(*context, *environment.submitter->clock());
+  v1::GenerateTextRequest message;
   const std::optional<RequestError> error =
-      environment.submitter->Submit(request.request(), times, reactor, &reactor->session_);
+      ParseMessage(request, &message)
+          ? Submit(environment, *context, message.request(), reactor, &reactor->session_)
+          : MalformedRequest();
   if (error) reactor->Finish(*error);
   return reactor;
 }
 
 void GenerateTextReactor::Write(v1::GenerateResponse response) {
   if (response.has_accepted()) {
-    *response_->mutable_accepted() = std::move(*response.mutable_accepted());
+    *response_.mutable_accepted() = std::move(*response.mutable_accepted());
   } else if (!too_large_) {
-    response_->mutable_text()->append(response.delta().text());
-    response_->mutable_token_ids()->MergeFrom(response.delta().token_ids());
-    if (response_->text().size() > kMaxTextBytes) {
+    response_.mutable_text()->append(response.delta().text());
+    response_.mutable_token_ids()->MergeFrom(response.delta().token_ids());
+    if (response_.text().size() > kMaxTextBytes) {
       too_large_ = true;
       session_->Cancel(CancelReason::kClient);
     }
@@ -133,7 +169,8 @@ void GenerateTextReactor::WriteAndFinish(v1::GenerateResponse response) {
     Finish(ErrorForReason(reason::kAnswerTooLarge));
     return;
   }
-  *response_->mutable_finished() = std::move(*response.mutable_finished());
+  *response_.mutable_finished() = std::move(*response.mutable_finished());
+  *response_bytes_ = SerializeMessage(response_);
   ServerUnaryReactor::Finish(grpc::Status::OK);
 }
 

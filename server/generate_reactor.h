@@ -10,6 +10,7 @@
 
 #include "flashquant/v1/inference.pb.h"
 #include "grpcpp/server_context.h"
+#include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/call_submitter.h"
 #include "server/generate_session.h"
@@ -26,6 +27,10 @@ struct CallEnvironment {
 
 // Arrival now, and the client's deadline, if it has one.
 CallTimes TimesOf(const grpc::CallbackServerContext& context, const Clock& clock);
+// False when the bytes are not a message of this type, or a text field in it is not UTF-8.
+bool ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
+RequestError MalformedRequest();
+grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 // The status of a failed call; asks the client to wait before a retry where that helps.
 grpc::Status FinishStatus(const RequestError& error, grpc::CallbackServerContext* context);
 
@@ -44,13 +49,12 @@ class CallCounter final {
   absl::StatusCode code_ = absl::StatusCode::kOk;
 };
 
-class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateResponse>,
-                              public CallSink {
+class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public CallSink {
  public:
   // Owned by gRPC's reactions. `request` is not kept.
   static GenerateReactor* Start(const CallEnvironment& environment,
                                 grpc::CallbackServerContext* context,
-                                const v1::GenerateRequest& request);
+                                const grpc::ByteBuffer& request);
 
   void Write(v1::GenerateResponse response) override;
   void WriteAndFinish(v1::GenerateResponse response) override;
@@ -68,7 +72,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateRespon
   grpc::CallbackServerContext* const context_;
   CallCounter counter_;
   std::shared_ptr<GenerateSession> session_;  // set before any write; null when refused
-  v1::GenerateResponse response_;             // in flight
+  grpc::ByteBuffer response_;                 // in flight
 };
 
 // Gathers the stream into one answer; a write is done at once.
@@ -78,8 +82,7 @@ class GenerateTextReactor final : public grpc::ServerUnaryReactor, public CallSi
 
   static GenerateTextReactor* Start(const CallEnvironment& environment,
                                     grpc::CallbackServerContext* context,
-                                    const v1::GenerateTextRequest& request,
-                                    v1::GenerateTextResponse* response);
+                                    const grpc::ByteBuffer& request, grpc::ByteBuffer* response);
 
   void Write(v1::GenerateResponse response) override;
   void WriteAndFinish(v1::GenerateResponse response) override;
@@ -90,12 +93,13 @@ class GenerateTextReactor final : public grpc::ServerUnaryReactor, public CallSi
 
  private:
   GenerateTextReactor(const CallEnvironment& environment, grpc::CallbackServerContext* context,
-                      v1::GenerateTextResponse* response);
+                      grpc::ByteBuffer* response);
   ~GenerateTextReactor() override = default;
 
   const CallEnvironment environment_;
   grpc::CallbackServerContext* const context_;
-  v1::GenerateTextResponse* const response_;
+  grpc::ByteBuffer* const response_bytes_;
+  v1::GenerateTextResponse response_;
   CallCounter counter_;
   std::shared_ptr<GenerateSession> session_;
   bool too_large_ = false;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "google/protobuf/stubs/logging.h"
 #include "grpc/grpc.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -90,6 +91,8 @@ class InferenceServer::Impl {
 
   absl::Status Start(const InferenceServerOptions& options) {
     grpc::EnableDefaultHealthCheckService(true);
+    // It writes a line for every text that is not UTF-8: clients could flood the log.
+    google::protobuf::SetLogHandler(nullptr);
     grpc::ServerBuilder builder;
     AddArguments(options, &builder);
     builder.SetOption(std::make_unique<ReflectionOption>(options.reflection));

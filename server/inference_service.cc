@@ -12,24 +12,61 @@ namespace flashquant {
 namespace {
 
 // Runs a method that needs no engine: `validate` gives the error, `answer` fills the response.
-template <typename Validate, typename Answer>
-grpc::ServerUnaryReactor* RunUnary(const CallEnvironment& environment, RpcMethod method,
-                                   grpc::CallbackServerContext* context, const Validate& validate,
-                                   const Answer& answer) {
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* RunUnary(
+    const CallEnvironment& environment, RpcMethod method, grpc::CallbackServerContext* context,
+    const grpc::ByteBuffer& request_bytes, grpc::ByteBuffer* response_bytes,
+    std::optional<RequestError> (*validate)(const Request&, const RequestLimits&),
+    void (*answer)(const Request&, const ServingModel&, Response*)) {
   CallCounter counter(environment, method);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  Request request;
   RequestError not_serving;
   const ServingModel* model = environment.submitter->Model(&not_serving);
-  std::optional<RequestError> error =
-      model == nullptr ? std::optional(not_serving) : validate(*model);
-  if (!error) {
-    answer(*model);
-    reactor->Finish(grpc::Status::OK);
+  std::optional<RequestError> error;
+  if (!ParseMessage(request_bytes, &request)) {
+    error = MalformedRequest();
+  } else if (model == nullptr) {
+    error = not_serving;
   } else {
+    error = validate(request, model->mapper.options().limits);
+  }
+  if (error) {
     counter.set_code(error->code);
     reactor->Finish(FinishStatus(*error, context));
+    return reactor;
   }
+  Response response;
+  answer(request, *model, &response);
+  *response_bytes = SerializeMessage(response);
+  reactor->Finish(grpc::Status::OK);
   return reactor;
+}
+
+void AnswerTokenize(const v1::TokenizeRequest& request, const ServingModel& model,
+                    v1::TokenizeResponse* response) {
+  const Tokenizer& tokenizer = *model.mapper.options().tokenizer;
+  const std::optional<int32_t> bos = tokenizer.prompt_bos();
+  if (request.add_bos() && bos) response->add_token_ids(static_cast<uint32_t>(*bos));
+  const std::vector<int32_t> ids = tokenizer.Encode(
+      request.text(), request.recognise_special() ? SpecialText::kRecognised : SpecialText::kPlain);
+  response->mutable_token_ids()->Add(ids.begin(), ids.end());
+}
+
+void AnswerDetokenize(const v1::DetokenizeRequest& request, const ServingModel& model,
+                      v1::DetokenizeResponse* response) {
+  const Tokenizer& tokenizer = *model.mapper.options().tokenizer;
+  Utf8Repair repair;
+  std::string* text = response->mutable_text();
+  for (const uint32_t id : request.token_ids()) {
+    repair.Append(tokenizer.TokenBytes(static_cast<int32_t>(id)), text);
+  }
+  repair.Flush(text);
+}
+
+void AnswerGetModel(const v1::GetModelRequest& /*request*/, const ServingModel& model,
+                    v1::GetModelResponse* response) {
+  *response = model.info;
 }
 
 class RefusingReactor final : public grpc::ServerGenericBidiReactor {
@@ -48,64 +85,36 @@ class RefusingReactor final : public grpc::ServerGenericBidiReactor {
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(
-    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
   return GenerateReactor::Start(environment_, context, *request);
 }
 
 grpc::ServerUnaryReactor* InferenceService::GenerateText(grpc::CallbackServerContext* context,
-                                                         const v1::GenerateTextRequest* request,
-                                                         v1::GenerateTextResponse* response) {
+                                                         const grpc::ByteBuffer* request,
+                                                         grpc::ByteBuffer* response) {
   return GenerateTextReactor::Start(environment_, context, *request, response);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
-                                                     const v1::TokenizeRequest* request,
-                                                     v1::TokenizeResponse* response) {
-  return RunUnary(
-      environment_, RpcMethod::kTokenize, context,
-      [&](const ServingModel& model) {
-        return ValidateTokenize(*request, model.mapper.options().limits);
-      },
-      [&](const ServingModel& model) {
-        const Tokenizer& tokenizer = *model.mapper.options().tokenizer;
-        const std::optional<int32_t> bos = tokenizer.prompt_bos();
-        if (request->add_bos() && bos) response->add_token_ids(static_cast<uint32_t>(*bos));
-        const std::vector<int32_t> ids = tokenizer.Encode(
-            request->text(),
-            request->recognise_special() ? SpecialText::kRecognised : SpecialText::kPlain);
-        response->mutable_token_ids()->Add(ids.begin(), ids.end());
-      });
+                                                     const grpc::ByteBuffer* request,
+                                                     grpc::ByteBuffer* response) {
+  return RunUnary(environment_, RpcMethod::kTokenize, context, *request, response, ValidateTokenize,
+                  AnswerTokenize);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
-                                                       const v1::DetokenizeRequest* request,
-                                                       v1::DetokenizeResponse* response) {
-  return RunUnary(
-      environment_, RpcMethod::kDetokenize, context,
-      [&](const ServingModel& model) {
-        return ValidateDetokenize(*request, model.mapper.options().limits);
-      },
-      [&](const ServingModel& model) {
-        const Tokenizer& tokenizer = *model.mapper.options().tokenizer;
-        Utf8Repair repair;
-        std::string* text = response->mutable_text();
-        for (const uint32_t id : request->token_ids()) {
-          repair.Append(tokenizer.TokenBytes(static_cast<int32_t>(id)), text);
-        }
-        repair.Flush(text);
-      });
+                                                       const grpc::ByteBuffer* request,
+                                                       grpc::ByteBuffer* response) {
+  return RunUnary(environment_, RpcMethod::kDetokenize, context, *request, response,
+                  ValidateDetokenize, AnswerDetokenize);
 }
 
 grpc::ServerUnaryReactor* InferenceService::GetModel(grpc::CallbackServerContext* context,
-                                                     const v1::GetModelRequest* request,
-                                                     v1::GetModelResponse* response) {
-  return RunUnary(
-      environment_, RpcMethod::kGetModel, context,
-      [&](const ServingModel& model) {
-        return ValidateGetModel(*request, model.mapper.options().limits);
-      },
-      [&](const ServingModel& model) { *response = model.info; });
+                                                     const grpc::ByteBuffer* request,
+                                                     grpc::ByteBuffer* response) {
+  return RunUnary(environment_, RpcMethod::kGetModel, context, *request, response, ValidateGetModel,
+                  AnswerGetModel);
 }
 
 grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(

@@ -10,24 +10,32 @@
 
 namespace flashquant {
 
-class InferenceService final : public v1::InferenceService::CallbackService {
+// Every method takes and gives bytes, see generate_reactor.h.
+using RawInferenceService = v1::InferenceService::WithRawCallbackMethod_Generate<
+    v1::InferenceService::WithRawCallbackMethod_GenerateText<
+        v1::InferenceService::WithRawCallbackMethod_Tokenize<
+            v1::InferenceService::WithRawCallbackMethod_Detokenize<
+                v1::InferenceService::WithRawCallbackMethod_GetModel<
+                    v1::InferenceService::Service>>>>>;
+
+class InferenceService final : public RawInferenceService {
  public:
   explicit InferenceService(const CallEnvironment& environment) : environment_(environment) {}
 
-  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
-      grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override;
   grpc::ServerUnaryReactor* GenerateText(grpc::CallbackServerContext* context,
-                                         const v1::GenerateTextRequest* request,
-                                         v1::GenerateTextResponse* response) override;
+                                         const grpc::ByteBuffer* request,
+                                         grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
-                                     const v1::TokenizeRequest* request,
-                                     v1::TokenizeResponse* response) override;
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
-                                       const v1::DetokenizeRequest* request,
-                                       v1::DetokenizeResponse* response) override;
+                                       const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context,
-                                     const v1::GetModelRequest* request,
-                                     v1::GetModelResponse* response) override;
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
 
  private:
   const CallEnvironment environment_;

@@ -19,6 +19,7 @@ namespace flashquant {
 inline constexpr char kErrorDomain[] = "flashquant.dev";
 
 namespace reason {
+inline constexpr char kMalformedRequest[] = "MALFORMED_REQUEST";
 inline constexpr char kEmptyPrompt[] = "EMPTY_PROMPT";
 inline constexpr char kInvalidUtf8[] = "INVALID_UTF8";
 inline constexpr char kTokenIdOutOfRange[] = "TOKEN_ID_OUT_OF_RANGE";

@@ -1,0 +1,308 @@
+// The program as its user sees it: flashquant serve as a process of its own, signals, exit codes,
+// the client subcommands. Ids in comments are rows of the reliability matrix.
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "engine/base/exit_code.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/inference_client.h"
+#include "tests/e2e/exposition.h"
+#include "tests/e2e/test_server.h"
+#include "tests/support/test_data.h"
+
+extern char** environ;
+
+namespace flashquant {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using namespace std::chrono_literals;
+
+// A running program with its output in files.
+class Process {
+ public:
+  explicit Process(std::vector<std::string> arguments) {
+    static std::atomic<int> next{0};
+    const std::string stem = ::testing::TempDir() + "/fq_process_" + std::to_string(getpid()) +
+                             "_" + std::to_string(next++);
+    out_ = stem + ".out";
+    err_ = stem + ".err";
+    arguments.insert(arguments.begin(), FQ_PROGRAM);
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, 1, out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_addopen(&files, 2, err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    EXPECT_EQ(posix_spawn(&pid_, FQ_PROGRAM, &files, nullptr, argv.data(), environ), 0);
+    posix_spawn_file_actions_destroy(&files);
+  }
+  ~Process() {
+    if (!ended_) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    std::filesystem::remove(out_);
+    std::filesystem::remove(err_);
+  }
+
+  void Signal(int number) { kill(pid_, number); }
+  // The exit code; 128 + number for a signal; -1 when it still runs after `limit`.
+  int Wait(Duration limit = 20s) {
+    int status = 0;
+    if (!Eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; }, limit)) return -1;
+    ended_ = true;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  std::string out() const { return ReadAll(out_); }
+  std::string err() const { return ReadAll(err_); }
+
+ private:
+  static std::string ReadAll(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    return text.str();
+  }
+  std::string out_;
+  std::string err_;
+  pid_t pid_ = -1;
+  bool ended_ = false;
+};
+
+// The number behind "<before> " in `text`, 0 if it is not there.
+int NumberAfter(const std::string& text, const std::string& before) {
+  const size_t at = text.find(before);
+  return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + before.size());
+}
+
+class ServeProcess : public Process {
+ public:
+  explicit ServeProcess(std::vector<std::string> more = {}) : Process(Arguments(std::move(more))) {
+    Eventually([&] { return (port_ = NumberAfter(err(), "listening on port ")) != 0; }, 20s);
+    metrics_port_ = NumberAfter(err(), "metrics on port ");
+    EXPECT_NE(port_, 0) << err();
+  }
+  std::string target() const { return "127.0.0.1:" + std::to_string(port_); }
+  int port() const { return port_; }
+  int metrics_port() const { return metrics_port_; }
+  bool WaitUntilServing() {
+    return Eventually([&] { return InferenceClient(target()).Health("") == HealthState::kServing; },
+                      20s);
+  }
+
+ private:
+  static std::vector<std::string> Arguments(std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"serve", "--model", TestDataPath("tiny_models/llama"),
+                                          "--metrics-listen", "127.0.0.1:0"};
+    if (std::find(more.begin(), more.end(), "--listen") == more.end()) {
+      more.insert(more.end(), {"--listen", "127.0.0.1:0"});
+    }
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  int port_ = 0;
+  int metrics_port_ = 0;
+};
+
+v1::GenerateRequest IdsRequest(uint32_t max_output_tokens) {
+  v1::GenerateRequest request;
+  for (const uint32_t id : {1u, 2u, 3u}) request.mutable_token_ids()->add_ids(id);
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stop()->set_max_output_tokens(max_output_tokens);
+  request.mutable_stop()->set_ignore_eos(true);
+  request.mutable_output()->set_token_ids(true);
+  return request;
+}
+
+TEST(ServeProcessTest, ServesAndEndsOnSigterm) {  // L2
+  ServeProcess serve;
+  ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
+  InferenceClient client(serve.target());
+  Answer answer;
+  ASSERT_TRUE(client
+                  .Generate(IdsRequest(8),
+                            [&](const v1::GenerateResponse& response) {
+                              answer.Add(response);
+                              return true;
+                            })
+                  .ok());
+  EXPECT_EQ(answer.ids.size(), 8u);
+  const auto metrics = Exposition::Parse(HttpGet(serve.metrics_port(), "/metrics"));
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  EXPECT_EQ(metrics->Sum("flashquant_requests_finished_total"), 1);
+  EXPECT_EQ(metrics->Sum("flashquant_model_ready"), 1);
+  EXPECT_TRUE(metrics->Has("process_resident_memory_bytes"));
+  serve.Signal(SIGTERM);
+  EXPECT_EQ(serve.Wait(), 0) << serve.err();
+  EXPECT_THAT(serve.err(), HasSubstr("all calls ended"));
+}
+
+TEST(ServeProcessTest, SigtermEndsLongAnswersAfterTheDrain) {  // L3
+  ServeProcess serve({"--drain-seconds", "0.3", "--max-sequences", "1"});
+  ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
+  // More answers in the queue than the drain has time for.
+  std::vector<std::thread> clients;
+  std::atomic<int> drained{0}, other{0}, answered{0};
+  for (int i = 0; i < 100; ++i) {
+    clients.emplace_back([&] {
+      InferenceClient client(serve.target());
+      const CallResult result = client.Generate(IdsRequest(100), [&](const v1::GenerateResponse&) {
+        answered.store(1);
+        return true;
+      });
+      if (result.reason == "DRAINING") {
+        ++drained;
+      } else if (!result.ok()) {
+        ++other;
+      }
+    });
+  }
+  ASSERT_TRUE(Eventually([&] { return answered.load() == 1; }));
+  const TimePoint start = std::chrono::steady_clock::now();
+  serve.Signal(SIGTERM);
+  EXPECT_EQ(serve.Wait(), 0) << serve.err();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+  for (std::thread& thread : clients) thread.join();
+  EXPECT_EQ(other.load(), 0);
+}
+
+TEST(ServeProcessTest, SecondSignalEndsAtOnce) {  // L4
+  ServeProcess serve({"--drain-seconds", "600"});
+  ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
+  serve.Signal(SIGINT);
+  serve.Signal(SIGTERM);
+  EXPECT_EQ(serve.Wait(10s), 0) << serve.err();
+}
+
+TEST(ServeProcessTest, StateDumpAndIgnoredSignals) {  // L6, L7
+  ServeProcess serve;
+  ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
+  serve.Signal(SIGPIPE);
+  serve.Signal(SIGHUP);
+  serve.Signal(SIGUSR1);
+  EXPECT_TRUE(Eventually([&] {
+    return serve.err().find("state: 0 calls open") != std::string::npos;
+  })) << serve.err();
+  EXPECT_EQ(InferenceClient(serve.target()).Health(""), HealthState::kServing);
+}
+
+TEST(ServeProcessTest, RestartAfterSigkillTakesThePortAtOnce) {  // L5
+  std::string address;
+  {
+    ServeProcess serve;
+    ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
+    address = serve.target();
+    serve.Signal(SIGKILL);
+    EXPECT_EQ(serve.Wait(), 128 + SIGKILL);
+  }
+  ServeProcess again({"--listen", address});
+  EXPECT_TRUE(again.WaitUntilServing()) << again.err();
+  EXPECT_EQ(again.target(), address);
+}
+
+TEST(ServeProcessTest, WrongFlagsAreUsageErrors) {  // C1
+  Process process({"serve", "--modle", "x"});
+  EXPECT_EQ(process.Wait(), kExitUsage);
+  Process none({});
+  EXPECT_EQ(none.Wait(), kExitUsage);
+}
+
+TEST(ServeProcessTest, BadConfigurationHasItsExitCode) {  // C2, C5
+  Process number({"serve", "--model", "x", "--max-waiting", "none"});
+  EXPECT_EQ(number.Wait(), kExitBadConfig);
+  EXPECT_THAT(number.err(), HasSubstr("limits.max_waiting: must be a whole number"));
+  Process open({"serve", "--model", "x", "--listen", "0.0.0.0:50051"});
+  EXPECT_EQ(open.Wait(), kExitBadConfig);
+  EXPECT_THAT(open.err(), HasSubstr("refusing insecure bind"));
+}
+
+TEST(ServeProcessTest, PortInUseIsASystemError) {  // C3
+  ServeProcess first;
+  Process second({"serve", "--model", TestDataPath("tiny_models/llama"), "--listen", first.target(),
+                  "--metrics-listen", "off"});
+  EXPECT_EQ(second.Wait(), kExitSystem);
+  EXPECT_THAT(second.err(), HasSubstr("flashquant: cannot bind " + first.target()));
+  Process metrics({"serve", "--model", TestDataPath("tiny_models/llama"), "--listen", "127.0.0.1:0",
+                   "--metrics-listen", "127.0.0.1:" + std::to_string(first.metrics_port())});
+  EXPECT_EQ(metrics.Wait(), kExitSystem);
+  EXPECT_THAT(metrics.err(), HasSubstr("for metrics"));
+}
+
+TEST(ServeProcessTest, MissingModelEndsWithOneLine) {  // M1
+  Process process({"serve", "--model", "no/such/model", "--listen", "127.0.0.1:0",
+                   "--metrics-listen", "off", "--log-level", "error"});
+  EXPECT_EQ(process.Wait(), kExitNoInput);
+  EXPECT_THAT(process.err(), HasSubstr("no/such/model"));
+  const std::string text = process.err();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+}
+
+TEST(ServeProcessTest, CheckConfigPrintsEffectiveValues) {  // C11
+  Process process({"serve", "--model", "some/model", "--max-sequences", "3", "--check-config"});
+  EXPECT_EQ(process.Wait(), 0);
+  EXPECT_THAT(process.out(), HasSubstr("engine.max_sequences = 3\n"));
+  EXPECT_THAT(process.out(), HasSubstr("model.path = some/model\n"));
+}
+
+TEST(ClientCommandTest, GenerateStreamsIdsAndFigures) {
+  ServeProcess serve;
+  ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
+  Process ids({"generate", "--target", serve.target(), "--prompt-ids", "1,2,3", "--max-tokens", "5",
+               "--temperature", "0", "--ignore-eos"});
+  EXPECT_EQ(ids.Wait(), 0) << ids.err();
+  EXPECT_THAT(ids.err(), HasSubstr("3 tokens in, 5 out (length), first token "));
+  Process json({"generate", "--target", serve.target(), "--prompt-ids", "1,2,3", "--max-tokens",
+                "5", "--temperature", "0", "--ignore-eos", "--json"});
+  EXPECT_EQ(json.Wait(), 0) << json.err();
+  EXPECT_THAT(json.out(), ::testing::StartsWith("{\"accepted\":{"));
+  EXPECT_THAT(json.out(), HasSubstr("\n{\"finished\":{"));
+}
+
+TEST(ClientCommandTest, ErrorsAreToldPlainly) {
+  ServeProcess serve;
+  ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
+  Process bad({"generate", "--target", serve.target(), "--prompt-ids", "1", "--temperature", "9",
+               "--top-p", "7"});
+  EXPECT_EQ(bad.Wait(), kExitUsage);
+  EXPECT_EQ(bad.out(), "");
+  EXPECT_THAT(bad.err(), HasSubstr("INVALID_ARGUMENT: PARAMETER_OUT_OF_RANGE: "
+                                   "sampling.temperature: must be within 0 and 2\n"));
+  EXPECT_THAT(bad.err(), HasSubstr("also sampling.top_p: must be above 0 and at most 1"));
+  Process json(
+      {"generate", "--target", serve.target(), "--prompt-ids", "1", "--top-p", "7", "--json"});
+  EXPECT_EQ(json.Wait(), kExitUsage);
+  EXPECT_THAT(json.out(), HasSubstr("\"reason\":\"PARAMETER_OUT_OF_RANGE\""));
+}
+
+TEST(ClientCommandTest, HealthTellsByExitCode) {
+  {
+    ServeProcess serve;
+    ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
+    Process up({"health", "--target", serve.target(), "--service", "model/llama"});
+    EXPECT_EQ(up.Wait(), 0) << up.err();
+    EXPECT_EQ(up.out(), "serving\n");
+    Process unknown({"health", "--target", serve.target(), "--service", "model/other"});
+    EXPECT_NE(unknown.Wait(), 0);
+  }
+  Process down({"health", "--target", "127.0.0.1:1", "--timeout", "2"});
+  EXPECT_EQ(down.Wait(), kExitUnavailable);
+  EXPECT_THAT(down.out(), HasSubstr("unreachable"));
+  EXPECT_THAT(down.err(), Not(HasSubstr("children")));
+}
+
+}  // namespace
+}  // namespace flashquant
