@@ -1,10 +1,14 @@
 // A sink that counts beside the one that writes.
 #include "server/logging.h"
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "engine/base/clock.h"
+#include "grpc/support/log.h"
 #include "spdlog/sinks/base_sink.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
@@ -43,6 +47,18 @@ class CountingSink final : public spdlog::sinks::base_sink<spdlog::details::null
   Metrics* const metrics_;
 };
 
+// What gRPC complains about, mostly broken peers: at most one line a minute, so that nobody can
+// flood the log. The rest is there at level debug.
+void LogGrpc(gpr_log_func_args* args) {
+  static std::atomic<TimePoint::rep> next{0};
+  const TimePoint::rep now = std::chrono::steady_clock::now().time_since_epoch().count();
+  TimePoint::rep due = next.load();
+  constexpr Duration kInterval = std::chrono::minutes(1);
+  const bool may_warn = args->severity == GPR_LOG_SEVERITY_ERROR && now >= due &&
+                        next.compare_exchange_strong(due, now + kInterval.count());
+  spdlog::log(may_warn ? spdlog::level::warn : spdlog::level::debug, "grpc: {}", args->message);
+}
+
 }  // namespace
 
 void InitLogging(std::string_view level, Metrics* metrics) {
@@ -53,6 +69,7 @@ void InitLogging(std::string_view level, Metrics* metrics) {
   logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
+  gpr_set_log_function(LogGrpc);
 }
 
 }  // namespace flashquant

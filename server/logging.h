@@ -1,5 +1,5 @@
 // The log of the server: one line per event on stderr, counted by level. Prompts and answers are
-// never logged.
+// never logged. gRPC's own lines are taken in, at most one warning a minute.
 #pragma once
 
 #include <string_view>

@@ -112,7 +112,7 @@ std::vector<int32_t> EndTokens(const ServedModel& model, const std::optional<Cha
 std::string ModelName(const ServerConfig& config) {
   if (!config.model_name.empty()) return config.model_name;
   const std::filesystem::path path =
-      (std::filesystem::path(config.model_path) / "").lexically_normal().parent_path();
+      (std::filesystem::absolute(config.model_path) / "").lexically_normal().parent_path();
   const std::string name = path.filename().string();
   return name.empty() ? "model" : name;
 }
