@@ -82,13 +82,13 @@ INSTANTIATE_TEST_SUITE_P(GroupsAndRules, MatrixQuantizerTest,
                                           testing::Values(0, 1, 2), testing::Bool()));
 
 TEST(MatrixQuantizerSlotTest, EverySlotOfTheBudgetIsUsedAndNoRecordHasPadding) {
-  const Shape shape{96, 600};
+  const Shape shape{32, 600};
   const std::vector<float> weights = RandomMatrix(shape, 5);
   for (const int64_t group_size : {int64_t{32}, int64_t{128}, int64_t{-1}}) {
     for (const double density : {0.005, 0.01, 0.03}) {
       const QuantizedMatrix result =
           QuantizeMatrix(weights, shape.n, shape.k, Options(group_size, density));
-      const int64_t budget = static_cast<int64_t>(density * 96 * 600 / 4);
+      const int64_t budget = static_cast<int64_t>(density * 32 * 600 / 4);
       EXPECT_EQ(static_cast<int64_t>(result.outliers.size()), 4 * budget);
       std::map<std::pair<int64_t, int64_t>, int> per_tile_column;
       std::set<std::pair<int64_t, int64_t>> places;
@@ -104,11 +104,11 @@ TEST(MatrixQuantizerSlotTest, EverySlotOfTheBudgetIsUsedAndNoRecordHasPadding) {
 }
 
 TEST(MatrixQuantizerSlotTest, ErrorFallsWithDensity) {
-  const Shape shape{32, 512};
+  const Shape shape{12, 512};
   const std::vector<float> weights = RandomMatrix(shape, 6);
-  for (const int64_t group_size : {int64_t{64}, int64_t{128}, int64_t{-1}}) {
+  for (const int64_t group_size : {int64_t{128}, int64_t{-1}}) {
     double before = HUGE_VAL;
-    for (const double density : {0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1}) {
+    for (const double density : {0.0, 0.01, 0.02, 0.03, 0.05, 0.1}) {
       const QuantizedMatrix result =
           QuantizeMatrix(weights, shape.n, shape.k, Options(group_size, density));
       EXPECT_LT(result.error_with, before) << density;
@@ -122,7 +122,7 @@ TEST(MatrixQuantizerSlotTest, ErrorFallsWithDensity) {
 }
 
 TEST(MatrixQuantizerSlotTest, RescalingRuleBeatsErrorRuleBeatsMagnitudeRule) {
-  const Shape shape{64, 768};
+  const Shape shape{16, 768};
   const std::vector<float> weights = RandomMatrix(shape, 7);
   MatrixQuantizerOptions options = Options(128, 0.02);
   options.rule = OutlierRule::kMagnitude;
@@ -133,12 +133,12 @@ TEST(MatrixQuantizerSlotTest, RescalingRuleBeatsErrorRuleBeatsMagnitudeRule) {
 }
 
 TEST(MatrixQuantizerSlotTest, NumberOfThreadsDoesNotChangeAByte) {
-  const Shape shape{70, 520};
+  const Shape shape{26, 520};
   const std::vector<float> weights = RandomMatrix(shape, 8);
   for (const int64_t group_size : {int64_t{64}, int64_t{-1}}) {
     MatrixQuantizerOptions options = Options(group_size, 0.02);
     const QuantizedMatrix one = QuantizeMatrix(weights, shape.n, shape.k, options);
-    for (const int threads : {2, 3, 8}) {
+    for (const int threads : {2, 7}) {
       options.num_threads = threads;
       const QuantizedMatrix many = QuantizeMatrix(weights, shape.n, shape.k, options);
       EXPECT_EQ(many.weight.qweight, one.weight.qweight);
