@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <cstddef>
 #include <fstream>
 #include <set>
@@ -49,20 +48,24 @@ bool ParseWhole(std::string_view text, T* value) {
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
+// Reads a number within the option's range; NaN is in none.
+template <typename T>
+absl::Status SetNumber(const ConfigOption& option, std::string_view text, T* out) {
+  T value = 0;
+  if (!ParseWhole(text, &value)) return WrongValue(option, text);
+  const auto number = static_cast<double>(value);
+  if (!(number >= option.min && number <= option.max)) return WrongValue(option, text);
+  *out = value;
+  return absl::OkStatus();
+}
+
 absl::Status SetFromText(const ConfigOption& option, std::string_view text, ServerConfig* config) {
-  if (const auto* member = std::get_if<int32_t ServerConfig::*>(&option.member)) {
-    int32_t value = 0;
-    if (!ParseWhole(text, &value) || value < option.min || value > option.max) {
-      return WrongValue(option, text);
-    }
-    config->** member = value;
+  if (const auto* whole = std::get_if<int32_t ServerConfig::*>(&option.member)) {
+    return SetNumber(option, text, &(config->**whole));
+  } else if (const auto* large = std::get_if<int64_t ServerConfig::*>(&option.member)) {
+    return SetNumber(option, text, &(config->**large));
   } else if (const auto* real = std::get_if<double ServerConfig::*>(&option.member)) {
-    double value = 0;
-    if (!ParseWhole(text, &value) || !std::isfinite(value) || value < option.min ||
-        value > option.max) {
-      return WrongValue(option, text);
-    }
-    config->** real = value;
+    return SetNumber(option, text, &(config->**real));
   } else if (const auto* flag = std::get_if<bool ServerConfig::*>(&option.member)) {
     if (text != "true" && text != "false") return WrongValue(option, text);
     config->** flag = text == "true";

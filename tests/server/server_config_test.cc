@@ -46,6 +46,26 @@ TEST(ServerConfigTest, DefaultsAreValidOnceThereIsAModel) {
   EXPECT_EQ(TextOf(none.status()), "model.path: required (--model DIR)");
 }
 
+TEST(ServerConfigTest, EveryOptionTakesItsOwnDefaultAsAText) {
+  ServerConfig defaults;
+  defaults.model_path = "some/model";
+  std::map<std::string, std::string> flags;
+  for (const ConfigOption& option : ConfigOptions()) {
+    flags[option.key] = OptionText(option, defaults);
+  }
+  const absl::StatusOr<ServerConfig> config = Load(flags);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(DescribeConfig(*config), DescribeConfig(defaults));
+}
+
+TEST(ServerConfigTest, SizesInBytesAreReadBeyond32Bits) {
+  const absl::StatusOr<ServerConfig> config = Load({{"engine.kv_cache_bytes", "5000000000"}});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->kv_cache_bytes, 5000000000);
+  EXPECT_THAT(Refusal("engine.kv_cache_bytes", "-1"), HasSubstr("a whole number within 0 and"));
+  EXPECT_THAT(Refusal("engine.kv_cache_bytes", "99999999999999999999"), HasSubstr("must be"));
+}
+
 TEST(ServerConfigTest, UnknownKeysAreRefusedWithASuggestion) {  // C1
   EXPECT_EQ(JsonRefusal(R"({"limits": {"max_waitng": 5}})"),
             "unknown key 'limits.max_waitng', did you mean 'limits.max_waiting'?");
