@@ -1,0 +1,11 @@
+// Instances of the fused kernel for up to 32 batch rows, weights by bulk copies.
+#include "kernels/cuda/linear_w4a16/instances.h"
+#include "kernels/cuda/linear_w4a16/kernel.cuh"
+
+namespace flashquant::cuda {
+
+const void* KernelM32Bulk(int groups_per_chunk) {
+  return SelectByGroups<4, true>(groups_per_chunk);
+}
+
+}  // namespace flashquant::cuda

@@ -1,0 +1,9 @@
+// Instances of the fused kernel for up to 8 batch rows, weights by bulk copies.
+#include "kernels/cuda/linear_w4a16/instances.h"
+#include "kernels/cuda/linear_w4a16/kernel.cuh"
+
+namespace flashquant::cuda {
+
+const void* KernelM8Bulk(int groups_per_chunk) { return SelectByGroups<1, true>(groups_per_chunk); }
+
+}  // namespace flashquant::cuda

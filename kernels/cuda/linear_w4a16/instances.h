@@ -1,0 +1,15 @@
+// The fused kernel's instances, one function per source file: each compiles on its own, so that a
+// build can spread them over cores.
+#pragma once
+
+namespace flashquant::cuda {
+
+// The instance for 1, 2 or 4 quantization groups in a chunk; nullptr for any other number.
+const void* KernelM8Bulk(int groups_per_chunk);
+const void* KernelM16Bulk(int groups_per_chunk);
+const void* KernelM32Bulk(int groups_per_chunk);
+const void* KernelM8CpAsync(int groups_per_chunk);
+const void* KernelM16CpAsync(int groups_per_chunk);
+const void* KernelM32CpAsync(int groups_per_chunk);
+
+}  // namespace flashquant::cuda

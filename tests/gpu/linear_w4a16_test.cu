@@ -1,0 +1,378 @@
+// Correctness of the fused linear kernel on a GPU, against products in FP64 of the exact matrix.
+// Stand-alone program: exit code 0 when all checks hold. `--quick` runs few, small cases (for
+// compute-sanitizer).
+// Oracle: Problem::DenseMatrix from the canonical arrays, multiplied in double by a kernel that
+// shares nothing with the one under test.
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "tests/gpu/device_layer.cuh"
+#include "tests/gpu/linear_problem.h"
+
+namespace flashquant::gpu_test {
+namespace {
+
+constexpr double kTolerance = 2.5e-3;  // BF16 output rounding alone is about 1.7e-3
+constexpr int kGuard = 8;              // columns and rows of y that nobody may write
+constexpr uint16_t kPoison = 0x7fc1;   // a NaN
+
+int num_checks = 0;
+int num_failures = 0;
+
+void Check(bool ok, const std::string& what) {
+  ++num_checks;
+  if (ok) return;
+  ++num_failures;
+  if (num_failures <= 40) std::printf("FAILED: %s\n", what.c_str());
+}
+
+// y[m][n] = sum over k in double; one warp per (m, n).
+__global__ void ReferenceKernel(const double* w, const uint16_t* x, double* y, int m_rows, int k,
+                                int n, int x_stride) {
+  const int64_t index = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  if (index >= int64_t{m_rows} * n) return;
+  const int m = static_cast<int>(index / n);
+  const int64_t row = index % n;
+  double sum = 0.0;
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < k; i += 32) {
+    sum += w[row * k + i] *
+           static_cast<double>(__uint_as_float(uint32_t{x[int64_t{m} * x_stride + i]} << 16));
+  }
+  for (int distance = 16; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  }
+  if (threadIdx.x % 32 == 0) y[index] = sum;
+}
+
+__global__ void CountDifferencesKernel(const uint16_t* a, const uint16_t* b, int64_t count,
+                                       unsigned* differences) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count && a[i] != b[i]) atomicAdd(differences, 1u);
+}
+
+struct RunOptions {
+  cuda::CopyPath path = cuda::CopyPath::kAuto;
+  bool programmatic = false;
+  int shared_limit = 0;
+};
+
+// One problem on the device with its reference for up to 64 rows.
+class Case {
+ public:
+  static constexpr int kMaxM = 64;
+
+  Case(const ProblemSpec& spec, int max_fragments)
+      : problem_(MakeProblem(spec, Threads())),
+        packed_(cuda::PackLinear(problem_.weight(), problem_.outliers(), max_fragments, Threads())),
+        records_(packed_.bytes),
+        counters_(static_cast<size_t>(packed_.num_strips) * cuda::kBlocksPerStrip),
+        x_stride_(spec.k + 8),
+        y_stride_(spec.n + kGuard) {
+    counters_.FillBytes(0);
+    Random random(spec.seed + 99);
+    std::vector<uint16_t> x(static_cast<size_t>(kMaxM) * static_cast<size_t>(x_stride_), kPoison);
+    for (int m = 0; m < kMaxM; ++m) {
+      for (int k = 0; k < spec.k; ++k) {
+        // A mean that is not zero, so that the bias terms are large.
+        x[static_cast<size_t>(m * x_stride_ + k)] = ToBf16(random.Normal() + 0.25f);
+      }
+    }
+    x_ = DeviceArray<uint16_t>(x);
+    y_ = DeviceArray<uint16_t>(static_cast<size_t>((kMaxM + kGuard) * y_stride_));
+    const DeviceArray<double> w(problem_.DenseMatrix());
+    DeviceArray<double> reference(static_cast<size_t>(kMaxM) * static_cast<size_t>(spec.n));
+    const int64_t threads = int64_t{kMaxM} * spec.n * 32;
+    ReferenceKernel<<<static_cast<unsigned>((threads + 255) / 256), 256>>>(
+        w.get(), x_.get(), reference.get(), kMaxM, spec.k, spec.n, x_stride_);
+    FQ_CUDA_OK(cudaGetLastError());
+    reference_ = reference.ToHost();
+  }
+
+  static int Threads() {
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+  const cuda::PackedLinear& packed() const { return packed_; }
+  const ProblemSpec& spec() const { return problem_.spec; }
+  DeviceArray<uint16_t>& x() { return x_; }
+  DeviceArray<uint16_t>& y() { return y_; }
+  int x_stride() const { return x_stride_; }
+  int y_stride() const { return y_stride_; }
+
+  cuda::LinearW4A16Params Params(const DevicePlan& plan, int m, const RunOptions& options) {
+    cuda::LinearW4A16Params p = LayerParams(packed_, records_.get(), plan, counters_.get());
+    p.x = x_.get();
+    p.y = y_.get();
+    p.x_stride = x_stride_;
+    p.y_stride = y_stride_;
+    p.m = m;
+    p.path = options.path;
+    p.programmatic_launch = options.programmatic;
+    p.shared_bytes_limit = options.shared_limit;
+    return p;
+  }
+
+  // Runs with poisoned outputs and workspace and checks values, guards and counters.
+  void Verify(DevicePlan& plan, int m, const RunOptions& options, const std::string& what) {
+    std::vector<uint16_t> poison(y_.count(), kPoison);
+    FQ_CUDA_OK(cudaMemcpy(y_.get(), poison.data(), y_.bytes(), cudaMemcpyHostToDevice));
+    plan.workspace.FillBytes(0xff);
+    const cudaError_t error = cuda::LaunchLinearW4A16(Params(plan, m, options), nullptr);
+    const std::string name = spec().Name() + " m" + std::to_string(m) + " " + what;
+    Check(error == cudaSuccess, name + ": " + cudaGetErrorString(error));
+    if (error != cudaSuccess) return;
+    FQ_CUDA_OK(cudaDeviceSynchronize());
+    CompareWithReference(m, name);
+    bool counters_zero = true;
+    for (uint32_t counter : counters_.ToHost()) counters_zero = counters_zero && counter == 0;
+    Check(counters_zero, name + ": counters not left zero");
+  }
+
+ private:
+  void CompareWithReference(int m, const std::string& name) {
+    const std::vector<uint16_t> y = y_.ToHost();
+    double error = 0.0;
+    double norm = 0.0;
+    bool guards = true;
+    for (int row = 0; row < kMaxM + kGuard; ++row) {
+      for (int n = 0; n < y_stride_; ++n) {
+        const uint16_t bits = y[static_cast<size_t>(row * y_stride_ + n)];
+        if (row >= m || n >= spec().n) {
+          guards = guards && bits == kPoison;
+          continue;
+        }
+        const double want = reference_[static_cast<size_t>(row * spec().n + n)];
+        const double got = FromBf16(bits);
+        error += (got - want) * (got - want);
+        norm += want * want;
+      }
+    }
+    const double relative = std::sqrt(error / norm);
+    worst_ = std::max(worst_, relative);
+    Check(relative <= kTolerance, name + ": relative error " + std::to_string(relative));
+    Check(guards, name + ": wrote outside y");
+  }
+
+ public:
+  static double worst_;
+
+ private:
+  Problem problem_;
+  cuda::PackedLinear packed_;
+  DeviceArray<uint8_t> records_;
+  DeviceArray<uint32_t> counters_;
+  DeviceArray<uint16_t> x_;
+  DeviceArray<uint16_t> y_;
+  int x_stride_;
+  int y_stride_;
+  std::vector<double> reference_;
+};
+
+double Case::worst_ = 0.0;
+
+int NumSms() {
+  int value = 0;
+  FQ_CUDA_OK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0));
+  return value;
+}
+
+DevicePlan Plan(const Case& c, int num_blocks, int num_slices) {
+  return DevicePlan(cuda::MakeLinearPlan(c.packed(), {num_blocks, num_slices}), Case::kMaxM);
+}
+
+// Slices so that 32 rows of activations leave room for the ring, on a card with 99 KB too.
+int Slices(const Case& c, int64_t x_bytes) {
+  return cuda::ChooseNumSlices(c.packed(), NumSms(), 4, x_bytes);
+}
+
+void CheckBothPaths(Case& c, DevicePlan& plan, int m, const std::string& what) {
+  c.Verify(plan, m, {cuda::CopyPath::kAuto, true, 0}, what + " bulk");
+  c.Verify(plan, m, {cuda::CopyPath::kCpAsync, false, 0}, what + " cp.async");
+}
+
+void CheckShapes() {
+  const int shapes[][2] = {{576, 576},  {896, 1152},  {1536, 576},  {2560, 896}, {3584, 1536},
+                           {896, 4864}, {18944, 896}, {896, 18944}, {128, 64},   {64, 8},
+                           {8, 8},      {136, 72},    {200, 200}};
+  for (const auto& shape : shapes) {
+    ProblemSpec spec;
+    spec.k = shape[0];
+    spec.n = shape[1];
+    spec.group_size = spec.k % 128 == 0 ? 128 : -1;
+    spec.density = 0.02;
+    spec.layout = OutlierLayout::kRaggedRecords;
+    Case c(spec, cuda::kDefaultMaxFragments);
+    DevicePlan plan = Plan(c, NumSms(), Slices(c, 65536));
+    for (int m : {1, 7, 8, 9, 16, 17, 31, 32, 33, 64}) CheckBothPaths(c, plan, m, "shapes");
+  }
+}
+
+void CheckGroupsAndDensities() {
+  for (int group : {32, 64, 128, -1}) {
+    for (bool zeros : {false, true}) {
+      for (double density : {0.0, 0.01, 0.03, 0.1}) {
+        ProblemSpec spec;
+        spec.k = 1536;
+        spec.n = 896;
+        spec.group_size = group;
+        spec.zero_points = zeros;
+        spec.density = density;
+        spec.seed = static_cast<uint64_t>(group + 2) * 10 + static_cast<uint64_t>(zeros);
+        Case c(spec, cuda::kDefaultMaxFragments);
+        DevicePlan plan = Plan(c, NumSms(), Slices(c, 32768));
+        for (int m : {1, 7, 8, 9, 16, 31, 32, 64}) CheckBothPaths(c, plan, m, "groups");
+        DevicePlan small = Plan(c, NumSms(), 6);
+        c.Verify(small, 8, {cuda::CopyPath::kCpAsync, false, 99 * 1024}, "99 KB");
+        c.Verify(small, 32, {cuda::CopyPath::kCpAsync, false, 99 * 1024}, "99 KB");
+      }
+    }
+  }
+}
+
+void CheckLayouts(bool quick) {
+  for (OutlierLayout layout : {OutlierLayout::kEmptyTiles, OutlierLayout::kHotColumn,
+                               OutlierLayout::kHotTile, OutlierLayout::kRaggedRecords}) {
+    for (int tile_n : {64, 128, 256}) {
+      if (quick && tile_n != 128) continue;
+      ProblemSpec spec;
+      spec.k = quick ? 392 : 2056;
+      spec.n = quick ? 136 : 712;
+      spec.group_size = -1;
+      spec.density = 0.02;
+      spec.layout = layout;
+      spec.tile_n = tile_n;
+      spec.tile_k = tile_n == 128 ? 256 : 64;
+      for (int max_fragments : {2, 64}) {
+        Case c(spec, max_fragments);
+        DevicePlan plan = Plan(c, quick ? 5 : NumSms(), 3);
+        for (int m : {3, 8, 13, 32}) CheckBothPaths(c, plan, m, "layouts");
+      }
+    }
+  }
+}
+
+void CheckPlans() {
+  ProblemSpec spec;
+  spec.k = 3584;
+  spec.n = 1536;
+  spec.density = 0.03;
+  Case c(spec, cuda::kDefaultMaxFragments);
+  for (int blocks : {1, 2, 7, 50, 132, 133, 264, 1000}) {
+    for (int slices : {2, 3, 7, 28}) {
+      DevicePlan plan = Plan(c, blocks, slices);
+      for (int m : {8, 16})
+        CheckBothPaths(c, plan, m,
+                       "blocks " + std::to_string(blocks) + " slices " + std::to_string(slices));
+    }
+  }
+}
+
+// 1000 runs back to back with dependent launch give the same bits every time.
+void CheckRepeats(int repeats) {
+  for (int m : {8, 16, 32}) {
+    ProblemSpec spec;
+    spec.k = 4096;
+    spec.n = 4096;
+    spec.density = 0.03;
+    Case c(spec, cuda::kDefaultMaxFragments);
+    DevicePlan plan = Plan(c, NumSms(), 4);
+    cuda::LinearW4A16Params p = c.Params(plan, m, {cuda::CopyPath::kAuto, true, 0});
+    FQ_CUDA_OK(cuda::LaunchLinearW4A16(p, nullptr));
+    FQ_CUDA_OK(cudaDeviceSynchronize());
+    const DeviceArray<uint16_t> first = c.y().Clone();
+    DeviceArray<unsigned> differences(1);
+    differences.FillBytes(0);
+    const int64_t count = int64_t{m} * c.y_stride();
+    for (int i = 0; i < repeats; ++i) {
+      FQ_CUDA_OK(cuda::LaunchLinearW4A16(p, nullptr));
+      FQ_CUDA_OK(cuda::LaunchLinearW4A16(p, nullptr));
+      CountDifferencesKernel<<<static_cast<unsigned>((count + 255) / 256), 256>>>(
+          first.get(), c.y().get(), count, differences.get());
+    }
+    Check(differences.ToHost()[0] == 0, "repeats differ at m " + std::to_string(m));
+  }
+}
+
+// A row's bits do not depend on the other rows, NaNs included.
+void CheckRowIndependence() {
+  ProblemSpec spec;
+  spec.k = 2560;
+  spec.n = 896;
+  spec.density = 0.02;
+  Case c(spec, cuda::kDefaultMaxFragments);
+  DevicePlan plan = Plan(c, NumSms(), 3);
+  for (int m : {8, 16, 32}) {
+    c.Verify(plan, m, {cuda::CopyPath::kAuto, false, 0}, "rows");
+    const std::vector<uint16_t> before = c.y().ToHost();
+    const DeviceArray<uint16_t> saved = c.x().Clone();
+    std::vector<uint16_t> x = c.x().ToHost();
+    for (int row = 0; row < m; ++row) {
+      if (row == 3) continue;
+      for (int k = 0; k < spec.k; ++k) {
+        x[static_cast<size_t>(row * c.x_stride() + k)] =
+            static_cast<uint16_t>(row % 2 == 0 ? 0x7fc0 : 0x7f80);
+      }
+    }
+    FQ_CUDA_OK(cudaMemcpy(c.x().get(), x.data(), c.x().bytes(), cudaMemcpyHostToDevice));
+    FQ_CUDA_OK(cuda::LaunchLinearW4A16(c.Params(plan, m, {}), nullptr));
+    const std::vector<uint16_t> after = c.y().ToHost();
+    bool same = true;
+    for (int n = 0; n < spec.n; ++n) {
+      const auto i = static_cast<size_t>(3 * c.y_stride() + n);
+      same = same && before[i] == after[i];
+    }
+    Check(same, "row 3 depends on the other rows at m " + std::to_string(m));
+    FQ_CUDA_OK(cudaMemcpy(c.x().get(), saved.get(), c.x().bytes(), cudaMemcpyDeviceToDevice));
+  }
+}
+
+void CheckRefusals() {
+  ProblemSpec spec;
+  spec.k = 4096;
+  spec.n = 64;
+  Case c(spec, cuda::kDefaultMaxFragments);
+  DevicePlan plan = Plan(c, NumSms(), 1);
+  auto refused = [&](auto&& change, cudaError_t want, const char* what) {
+    cuda::LinearW4A16Params p = c.Params(plan, 8, {});
+    change(p);
+    Check(cuda::LaunchLinearW4A16(p, nullptr) == want, std::string("accepted ") + what);
+  };
+  using Params = cuda::LinearW4A16Params;
+  refused([](Params& p) { p.m = 0; }, cudaErrorInvalidValue, "m 0");
+  refused([](Params& p) { p.k = 4097; }, cudaErrorInvalidValue, "k not a multiple of 8");
+  refused([](Params& p) { p.x_stride = 8; }, cudaErrorInvalidValue, "a short x stride");
+  refused([](Params& p) { p.x = static_cast<const char*>(p.x) + 2; }, cudaErrorInvalidValue,
+          "a misaligned x");
+  refused([](Params& p) { p.y = nullptr; }, cudaErrorInvalidValue, "no y");
+  refused([](Params& p) { p.groups_per_chunk = 3; }, cudaErrorInvalidValue, "3 groups in a chunk");
+  refused([](Params& p) { p.shared_bytes_limit = 49152; }, cudaErrorInvalidConfiguration,
+          "too little shared memory");
+  (void)cudaGetLastError();
+}
+
+int Main(bool quick) {
+  const double start = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+  CheckLayouts(quick);
+  if (!quick) {
+    CheckShapes();
+    CheckGroupsAndDensities();
+    CheckPlans();
+    CheckRepeats(1000);
+    CheckRowIndependence();
+    CheckRefusals();
+  }
+  FQ_CUDA_OK(cudaDeviceSynchronize());
+  std::printf(
+      "linear_w4a16 correctness: %d checks, %d failed, worst relative error %.2e, %.0f CPU s\n",
+      num_checks, num_failures, Case::worst_,
+      static_cast<double>(std::clock()) / CLOCKS_PER_SEC - start);
+  return num_failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace flashquant::gpu_test
+
+int main(int argc, char** argv) {
+  return flashquant::gpu_test::Main(argc > 1 && std::strcmp(argv[1], "--quick") == 0);
+}
