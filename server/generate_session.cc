@@ -1,11 +1,18 @@
 // From updates of the stream to messages.
 #include "server/generate_session.h"
 
+#include <chrono>
 #include <utility>
 
 #include "server/status_mapping.h"
 
 namespace flashquant {
+namespace {
+
+// A write that takes less is only under way, even where a slow reader is given up "at once".
+constexpr Duration kLeastStuck = std::chrono::seconds(1);
+
+}  // namespace
 
 GenerateSession::GenerateSession(CallSink* sink, SessionSettings settings)
     : sink_(sink), settings_(std::move(settings)) {}
@@ -53,6 +60,9 @@ void GenerateSession::OnWriteDone(bool ok, TimePoint now) {
 
 void GenerateSession::Pump(TimePoint now) {
   if (done_ || write_in_flight_) return;
+  if (outbox_.empty() && !ended_) TakeMessages(now);
+  // What CheckSlowReader took may make no message (half a character). What came after it must not
+  // wait for another note of the stream: there may be none.
   if (outbox_.empty() && !ended_) TakeMessages(now);
   if (broken_) {
     outbox_.clear();
@@ -141,13 +151,15 @@ void GenerateSession::ObserveEnd(const FinishedEvent& event, TimePoint now) {
 
 void GenerateSession::CheckSlowReader(TimePoint now) {
   if (done_ || !write_in_flight_) return;
+  const Duration writing = now - write_started_;
   if (stream_->pending_tokens() >= RequestStream::kMaxPendingTokens) {
     if (!paused_since_) paused_since_ = now;
-  } else if (now - write_started_ >= settings_.slow_reader && held_.empty() && !ended_) {
+  } else if (writing >= kLeastStuck && writing >= settings_.slow_reader && held_.empty() &&
+             !ended_) {
     // Not paused, but stuck: look whether the answer has ended, because nothing will come then.
     held_ = stream_->Take();
   }
-  const bool stuck_at_end = held_.finished.has_value() || ended_;
+  const bool stuck_at_end = writing >= kLeastStuck && (held_.finished.has_value() || ended_);
   if (stuck_at_end && !paused_since_) paused_since_ = write_started_;
   if (!paused_since_ || now - *paused_since_ < settings_.slow_reader) return;
   stream_->Cancel(CancelReason::kSlowReader);

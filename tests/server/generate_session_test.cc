@@ -193,6 +193,44 @@ TEST_F(GenerateSessionTest, SlowButUnpausedReaderLosesNothing) {
   EXPECT_FALSE(sink_.error.has_value());
 }
 
+TEST_F(GenerateSessionTest, EndBehindTokensThatMakeNoMessageIsDelivered) {
+  SessionSettings settings;  // neither ids nor text: tokens make no message
+  settings.slow_reader = 10s;
+  session_->Abandon();
+  session_ = std::make_shared<GenerateSession>(&sink_, std::move(settings));
+  stream_ = std::make_shared<RequestStream>("two", session_);
+  stream_->PushAdmitted();
+  Ready();
+  stream_->PushToken(1, now_);
+  Ready();
+  now_ += 10s;
+  session_->CheckSlowReader(now_);  // takes the token
+  stream_->PushLastToken(2, now_, Ended());
+  Ready();  // the write is still in flight; no other note will come
+  WriteDone();
+  EXPECT_TRUE(sink_.ended);
+  EXPECT_FALSE(sink_.error.has_value());
+}
+
+TEST_F(GenerateSessionTest, GivingUpAtOnceSparesReadersWhoseWriteIsUnderWay) {
+  SessionSettings settings;
+  settings.output.token_ids = true;
+  settings.slow_reader = 0s;
+  session_->Abandon();
+  session_ = std::make_shared<GenerateSession>(&sink_, std::move(settings));
+  stream_ = std::make_shared<RequestStream>("two", session_);
+  stream_->PushAdmitted();
+  Ready();
+  stream_->PushLastToken(1, now_, Ended());
+  now_ += 1ms;
+  session_->CheckSlowReader(now_);
+  EXPECT_FALSE(sink_.ended);
+  now_ += 1s;
+  session_->CheckSlowReader(now_);
+  ASSERT_TRUE(sink_.error.has_value());
+  EXPECT_EQ(sink_.error->reason, "SLOW_READER");
+}
+
 TEST_F(GenerateSessionTest, FailedWriteCancelsAndEndsOnce) {  // N1, N2
   stream_->PushAdmitted();
   Ready();
