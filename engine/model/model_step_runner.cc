@@ -1,5 +1,6 @@
 #include "engine/model/model_step_runner.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -11,11 +12,14 @@ namespace flashquant {
 absl::StatusOr<std::unique_ptr<ModelStepRunner>> ModelStepRunner::Create(
     const DecoderModel* model, Backend* backend, const StepRunnerOptions& options) {
   const ModelConfig& config = model->config();
-  const BatchLimits limits = {
-      .max_rows = RoundUp(options.token_budget, options.row_multiple),
-      .max_sequences = options.max_sequences,
-      .max_blocks = options.max_sequences * CeilDiv(options.context_length, options.block_tokens),
-      .block_tokens = options.block_tokens};
+  // Sequences share no blocks, so a step cannot name more than there are.
+  const int64_t max_blocks = std::min<int64_t>(
+      options.num_blocks,
+      int64_t{options.max_sequences} * CeilDiv(options.context_length, options.block_tokens));
+  const BatchLimits limits = {.max_rows = RoundUp(options.token_budget, options.row_multiple),
+                              .max_sequences = options.max_sequences,
+                              .max_blocks = static_cast<int32_t>(max_blocks),
+                              .block_tokens = options.block_tokens};
   const PagedKvGeometry kv = {.num_layers = config.num_layers,
                               .num_blocks = options.num_blocks,
                               .block_tokens = options.block_tokens,

@@ -185,9 +185,14 @@ absl::StatusOr<ModelWeights> LoadModelWeights(const Checkpoint& checkpoint,
                                               const LoadProgress& progress) {
   const WeightLoader loader(checkpoint, config, backend);
   ModelWeights weights;
-  FQ_ASSIGN_OR_RETURN(
-      weights.embedding,
-      loader.LoadLinear({{"model.embed_tokens", config.vocab_size}}, config.hidden_size));
+  const std::string embedding = "model.embed_tokens";
+  // No backend looks rows up in INT4; found out by a request, it would end the engine.
+  if (IsQuantizedLinear(*checkpoint.tensors, embedding)) {
+    return UnimplementedError("tensor {}.qweight: an INT4 embedding table is not supported",
+                              embedding);
+  }
+  FQ_ASSIGN_OR_RETURN(weights.embedding,
+                      loader.LoadLinear({{embedding, config.vocab_size}}, config.hidden_size));
   // A tied head may still be stored on its own, as an INT4 layer beside the embedding table.
   if (!config.tie_word_embeddings || loader.IsPresent("lm_head")) {
     FQ_ASSIGN_OR_RETURN(weights.own_lm_head,
