@@ -139,6 +139,7 @@ class StreamPrinter {
   void PrintSummary() const {
     if (!finished_) return;
     if (!json_) fmt::print("\n");
+    std::fflush(stdout);  // before the figures, which go to stderr
     std::string reason = v1::FinishReason_Name(finished_->reason());
     reason = reason.substr(std::string("FINISH_REASON_").size());
     std::transform(reason.begin(), reason.end(), reason.begin(),
