@@ -7,10 +7,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -88,7 +91,7 @@ class ServeProcess {
     std::atomic<bool> load_done{false};
     absl::Status load_status;
     std::thread loader([&] {
-      load_status = Load();
+      load_status = LoadWithoutThrowing();
       load_done.store(true);
       signals_.Notify();
     });
@@ -133,6 +136,20 @@ class ServeProcess {
     model_.emplace(std::move(model));
     metrics_.SetModelLoadDuration(LoadStage::kTotal, clock_.Now() - start);
     return absl::OkStatus();
+  }
+
+  // We do not throw, but the standard library does when memory or threads run out; in a thread of
+  // its own that would end the process without a word.
+  absl::Status LoadWithoutThrowing() {
+    try {
+      return Load();
+    } catch (const std::bad_alloc&) {
+      return ResourceExhaustedError("{}: not enough memory to load the model", config_.model_path);
+    } catch (const std::system_error& error) {
+      return ResourceExhaustedError("{}: loading the model: {}", config_.model_path, error.what());
+    } catch (const std::exception& error) {
+      return InternalError("{}: loading the model: {}", config_.model_path, error.what());
+    }
   }
 
   absl::Status Serve() {

@@ -89,7 +89,9 @@ HardExitTimer::HardExitTimer(Duration limit, int exit_code)
         MutexLock lock(&mu_);
         while (!cancelled_) {
           if (changed_.WaitUntil(&mu_, deadline) || cancelled_) continue;
-          std::fprintf(stderr, "flashquant: shutdown hangs, ending the process\n");
+          if (exit_code != 0) {
+            std::fprintf(stderr, "flashquant: shutdown hangs, ending the process\n");
+          }
           _exit(exit_code);
         }
       }) {}

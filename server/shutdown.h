@@ -40,8 +40,9 @@ class SignalWatcher final {
   std::thread thread_;
 };
 
-// Ends the process with `exit_code` when it still lives after `limit`: gRPC's Shutdown waits for
-// ever for a call that never finishes. Destroyed in time, it does nothing.
+// Ends the process with `exit_code` when it still lives after `limit`, and says so unless that is
+// 0: gRPC's Shutdown waits for ever for a call that never finishes. Destroyed in time, it does
+// nothing.
 class HardExitTimer final {
  public:
   HardExitTimer(Duration limit, int exit_code);
