@@ -27,6 +27,18 @@ absl::Status AttachTokenizer(LoadedModel* loaded) {
   return absl::OkStatus();
 }
 
+// Before anything is read: weights take about the bytes that they have in the files, rotary angles
+// one table on the host and one on the backend.
+absl::Status CheckMemory(const Checkpoint& checkpoint, const LoadedModel& loaded) {
+  int64_t needed = int64_t{2} * loaded.context_length * loaded.config.head_dim *
+                   static_cast<int64_t>(sizeof(float));
+  for (const TensorInfo& tensor : checkpoint.tensors->tensors()) needed += tensor.num_bytes;
+  const int64_t free_bytes = loaded.backend->info().free_memory_bytes;
+  if (needed <= free_bytes) return absl::OkStatus();
+  return UnavailableError("{}: needs {} MiB, {} MiB free", loaded.path, needed >> 20,
+                          free_bytes >> 20);
+}
+
 }  // namespace
 
 absl::StatusOr<LoadedModel> LoadModel(const std::string& path, int32_t context_length,
@@ -44,6 +56,7 @@ absl::StatusOr<LoadedModel> LoadModel(const std::string& path, int32_t context_l
                                    loaded.config.max_position, loaded.context_length);
   }
   FQ_ASSIGN_OR_RETURN(loaded.backend, CreateBackend(backend_options));
+  FQ_RETURN_IF_ERROR(CheckMemory(checkpoint, loaded));
   const std::vector<float> rope_table = MakeRopeTable(
       RopeInverseFrequencies(loaded.config.rope, loaded.config.head_dim), loaded.context_length);
   FQ_ASSIGN_OR_RETURN(loaded.model, DecoderModel::Load(checkpoint, loaded.config, rope_table,

@@ -28,7 +28,7 @@ struct LoadedModel {
 
 // context_length 0 = the model's own. Errors of OpenCheckpoint, ParseModelConfig, LoadTokenizer and
 // of the backend; DATA_LOSS when the tokenizer does not fit the vocabulary, FAILED_PRECONDITION for
-// a context longer than the model's.
+// a context longer than the model's, UNAVAILABLE when the weights do not fit the free memory.
 absl::StatusOr<LoadedModel> LoadModel(const std::string& path, int32_t context_length,
                                       const BackendOptions& backend_options,
                                       const LoadProgress& progress);

@@ -1,10 +1,12 @@
 #include "engine/model/served_model.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/format/paged_kv.h"
 
 namespace flashquant {
 namespace {
@@ -38,6 +40,29 @@ absl::Status ResolveKvPool(const ServedModelOptions& options, ServedModel* serve
   return absl::OkStatus();
 }
 
+// One step of one token: weights that make no finite numbers are found out before the first request
+// is, and that request finds warm memory. What it writes to block 1 is never read.
+absl::Status WarmUp(const EngineConfig& engine, StepRunner* runner) {
+  const int32_t token_id = 0;
+  const int32_t block_id = kNullBlock + 1;
+  const SamplingParams sampling = {.temperature = 0.0f};
+  const StopConditions stop;
+  StepPlan plan;
+  plan.num_tokens = 1;
+  plan.num_rows = RoundUp(1, engine.row_multiple);
+  plan.sequences.push_back({.token_ids = std::span(&token_id, 1),
+                            .block_ids = std::span(&block_id, 1),
+                            .samples = true,
+                            .sampling = &sampling,
+                            .stop = &stop});
+  FQ_RETURN_IF_ERROR(Annotate(runner->Launch(plan), "warm-up"));
+  FQ_ASSIGN_OR_RETURN(const StepResult result, runner->Collect());
+  if (result.tokens.size() != 1 || result.tokens.front().non_finite) {
+    return DataLossError("warm-up: non-finite output");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ServedModel> LoadServedModel(const ServedModelOptions& options) {
@@ -57,6 +82,7 @@ absl::StatusOr<ServedModel> LoadServedModel(const ServedModelOptions& options) {
                                                .block_tokens = served.engine.block_tokens,
                                                .num_blocks = served.engine.num_blocks,
                                                .eos_token_ids = served.defaults.eos_token_ids}));
+  FQ_RETURN_IF_ERROR(Annotate(WarmUp(served.engine, served.runner.get()), options.path));
   return served;
 }
 

@@ -30,8 +30,9 @@ struct ServedModel : LoadedModel {
   int64_t kv_cache_bytes = 0;
 };
 
-// Errors of LoadModel; UNAVAILABLE when the KV pool cannot hold one full context,
-// FAILED_PRECONDITION for an engine configuration that Validate refuses.
+// Runs one step to warm up. Errors of LoadModel; UNAVAILABLE when the KV pool cannot hold one full
+// context, FAILED_PRECONDITION for an engine configuration that Validate refuses, DATA_LOSS when
+// the warm-up gives a value that is not finite.
 absl::StatusOr<ServedModel> LoadServedModel(const ServedModelOptions& options);
 
 }  // namespace flashquant
