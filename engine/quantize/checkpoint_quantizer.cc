@@ -1,9 +1,13 @@
 #include "engine/quantize/checkpoint_quantizer.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -231,23 +235,23 @@ absl::StatusOr<std::string> WritingPlace(const std::string& output_dir, bool ove
     return InvalidArgumentError("{}: --overwrite: not a model folder (it has no config.json)",
                                 output_dir);
   }
-  const std::string replacement = output_dir + ".replacement";
+  // What a killed run left under this name is ours to remove.
+  const std::string replacement = output_dir + ".flashquant-replacement";
   fs::remove_all(replacement, error);
   if (error) return ErrnoStatus(error.value(), replacement, "remove");
   return replacement;
 }
 
+// Exchanges the two in one step, so that there is a whole model under the name at any moment; then
+// removes the old one.
 absl::Status ReplaceFolder(const std::string& replacement, const std::string& output_dir) {
+  if (::renameat2(AT_FDCWD, replacement.c_str(), AT_FDCWD, output_dir.c_str(), RENAME_EXCHANGE) !=
+      0) {
+    return ErrnoStatus(errno, output_dir, fmt::format("exchange with {}", replacement));
+  }
   std::error_code error;
-  const std::string old = output_dir + ".old";
-  fs::remove_all(old, error);
-  if (!error) fs::rename(output_dir, old, error);
-  if (error) return ErrnoStatus(error.value(), output_dir, "move away");
-  fs::rename(replacement, output_dir, error);
-  if (error) return ErrnoStatus(error.value(), output_dir, "replace");
-  fs::remove_all(old, error);
-  if (error) return ErrnoStatus(error.value(), old, "remove");
-  return absl::OkStatus();
+  fs::remove_all(replacement, error);
+  return error ? ErrnoStatus(error.value(), replacement, "remove") : absl::OkStatus();
 }
 
 absl::Status CopyModelFiles(const Checkpoint& checkpoint, CheckpointWriter* writer) {

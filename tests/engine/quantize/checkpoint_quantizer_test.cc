@@ -341,9 +341,11 @@ TEST(CheckpointQuantizerTest, ExistingOutputIsReplacedOnlyWhenAsked) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not empty")));
   EXPECT_EQ(FolderBytes(dir / "out"), before);
   options.overwrite = true;
+  std::filesystem::create_directory(dir / "out.old");  // somebody's own
   FQ_ASSERT_OK(Quantize(dir / "in", (dir / "out") + "/", options));
   EXPECT_NE(FolderBytes(dir / "out"), before);
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 2) << "in, out";
+  EXPECT_TRUE(std::filesystem::exists(dir / "out.old"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 3);
 }
 
 TEST(CheckpointQuantizerTest, OverwriteDoesNotDeleteAFolderThatIsNoModel) {
