@@ -1,3 +1,4 @@
+// The pool runs every task exactly once, reuses its workers, and burns no CPU while it is idle.
 #include "kernels/cpu/thread_pool.h"
 
 #include <atomic>
