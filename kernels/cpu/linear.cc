@@ -59,18 +59,21 @@ struct InterleaveTask {
   float* to = nullptr;  // [k_packed][stride]; padding stays zero
 };
 
+// A row of the chunk; for padding rows, whose results are not stored, any real one.
+const float* RowOf(const InterleaveTask& task, int64_t row) {
+  return task.x + (row < task.num_rows ? row : 0) * task.k;
+}
+
 template <int64_t kStride, bool kScaled>
 void Interleave(const InterleaveTask& task) {
-  for (int64_t row = 0; row < kStride; ++row) {
-    const bool real = row < task.num_rows;
-    const float* from = task.x + (real ? row : 0) * task.k;
-    for (int64_t k = 0; k < task.k; ++k) {
-      const float factor = kScaled ? kNibbleFactors[static_cast<size_t>(k % kNibblePhases)] : 1.0f;
-      task.to[k * kStride + row] = real ? from[k] * factor : 0.0f;
-    }
+  std::array<const float*, kStride> rows;
+  for (int64_t row = 0; row < kStride; ++row) rows[static_cast<size_t>(row)] = RowOf(task, row);
+  float* to = task.to;
+  for (int64_t k = 0; k < task.k; ++k, to += kStride) {
+    const float factor = kScaled ? kNibbleFactors[static_cast<size_t>(k % kNibblePhases)] : 1.0f;
+    for (size_t row = 0; row < static_cast<size_t>(kStride); ++row) to[row] = rows[row][k] * factor;
   }
-  std::fill(task.to + task.k * kStride, task.to + RoundUp(task.k, kPackedKMultiple) * kStride,
-            0.0f);
+  std::fill(to, task.to + RoundUp(task.k, kPackedKMultiple) * kStride, 0.0f);
 }
 
 // Sums of x over each chunk of inputs, along k.
@@ -80,10 +83,9 @@ void SumChunks(const InterleaveTask& task, int64_t chunk_inputs) {
   for (int64_t begin = 0; begin < task.k; begin += chunk_inputs, ++chunk) {
     const int64_t end = std::min(begin + chunk_inputs, task.k);
     for (int64_t row = 0; row < kStride; ++row) {
-      const bool real = row < task.num_rows;
-      const float* from = task.x + (real ? row : 0) * task.k;
+      const float* from = RowOf(task, row);
       float sum = 0.0f;
-      for (int64_t k = begin; real && k < end; ++k) sum += from[k];
+      for (int64_t k = begin; k < end; ++k) sum += from[k];
       task.to[chunk * 2 * kStride + row] = sum;
     }
   }
@@ -98,8 +100,7 @@ void MakeDigits(const InterleaveTask& task, int64_t chunk_inputs, int32_t* digit
     digit_row.stride = kStride;
     digit_row.digits = digits + 4 * row;
     digit_row.sums = task.to + row;
-    // A padding row's results are not stored: any row's digits do.
-    digit_row.x = task.x + (row < task.num_rows ? row : 0) * task.k;
+    digit_row.x = RowOf(task, row);
     MakeRowDigits(digit_row);
   }
 }

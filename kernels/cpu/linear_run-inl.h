@@ -1,9 +1,9 @@
 // The loops around the kernels of the linear op: passes over K for a few blocks and up to eight
-// rows, the outliers of each tile, and the store. Included by linear_int4.cc and linear_dense.cc.
+// rows, the outliers, and the store. Included by linear_int4.cc and linear_dense.cc.
 //
 // Order of one output's sum, the same for every number of rows: along k inside a chunk (a
-// quantization group, or 128 inputs), chunk sums along k, outliers along k in a sum of their own,
-// then dense + outliers, then bias.
+// quantization group, or 128 inputs), chunk sums along k; outliers along k in four sums of their
+// own, taken in turn; then dense + outliers, then bias.
 
 #if defined(FLASHQUANT_KERNELS_CPU_LINEAR_RUN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHQUANT_KERNELS_CPU_LINEAR_RUN_INL_H_
@@ -14,7 +14,6 @@
 
 #include <algorithm>
 
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/digit_tile-inl.h"
 #include "kernels/cpu/linear_task.h"
@@ -30,28 +29,37 @@ constexpr int64_t UnitLanes(int rows) {
   return std::max<int64_t>(kBlockLanes, NumVectors(rows) * kLanes);
 }
 inline constexpr int64_t kMaxUnitLanes = 64;
-// acc[lane][row] += outlier * x for the outliers of one block in one tile. x: the tile's
-// [k][stride].
+// acc[row] = sum of outlier * x over one channel's quads: four running sums, one for each place in
+// the quad. x: [k][S].
 template <int S>
-HWY_INLINE void OutlierTile(const PackedOutlier* begin, const PackedOutlier* end,
+HWY_INLINE void SumOutliers(const OutlierQuad* HWY_RESTRICT quad, const OutlierQuad* end,
                             const float* HWY_RESTRICT x, float* HWY_RESTRICT acc) {
   const hn::CappedTag<float, S> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  using V = hn::Vec<decltype(d)>;
   constexpr int64_t kStep = hn::MaxLanes(d);
-  for (const PackedOutlier* outlier = begin; outlier != end; ++outlier) {
-    const auto value = hn::Set(d, ToFloat(outlier->value));
-    const float* HWY_RESTRICT from = x + outlier->k_and_lane / kBlockLanes * S;
-    float* HWY_RESTRICT to = acc + outlier->k_and_lane % kBlockLanes * S;
-    for (int64_t i = 0; i < S; i += kStep) {
-      hn::StoreU(hn::MulAdd(value, hn::LoadU(d, from + i), hn::LoadU(d, to + i)), d, to + i);
+  constexpr int kParts = static_cast<int>(S / kStep);
+  V sum[4][kParts];
+  for (int place = 0; place < 4; ++place) {
+    for (int part = 0; part < kParts; ++part) sum[place][part] = hn::Zero(d);
+  }
+  for (; quad != end; ++quad) {
+    HWY_UNROLL(4)
+    for (int place = 0; place < 4; ++place) {
+      const V value =
+          hn::BitCast(d, hn::Set(du, static_cast<uint32_t>(quad->value[place].bits) << 16));
+      const float* HWY_RESTRICT from = x + int64_t{quad->k[place]} * S;
+      HWY_UNROLL(8)
+      for (int part = 0; part < kParts; ++part) {
+        sum[place][part] = hn::MulAdd(value, hn::LoadU(d, from + part * kStep), sum[place][part]);
+      }
     }
   }
-}
-
-// Asks for the outliers of one block in one tile: their runs are too short for the hardware to see
-// them coming.
-HWY_INLINE void PrefetchOutliers(const PackedOutlier* begin, const PackedOutlier* end) {
-  constexpr int64_t kOutliersPerLine = 64 / sizeof(PackedOutlier);
-  for (; begin < end; begin += kOutliersPerLine) hwy::Prefetch(begin);
+  for (int part = 0; part < kParts; ++part) {
+    const V total =
+        hn::Add(hn::Add(sum[0][part], sum[1][part]), hn::Add(sum[2][part], sum[3][part]));
+    hn::StoreU(total, d, acc + part * kStep);
+  }
 }
 
 // Sums of one pass: dense [vector][R][kLanes] and outliers [channel][stride].
@@ -129,17 +137,12 @@ HWY_INLINE void RunUnit(const LinearTask& task, int64_t block, int64_t num_block
   const float* x = task.x == nullptr ? nullptr : task.x + first_row * task.k_packed;
   UnitSums sums;
   std::fill_n(sums.dense, num_blocks * kBlockLanes * R, 0.0f);
-  std::fill_n(sums.outliers, num_blocks * kBlockLanes * RowStride(R), 0.0f);
   const int64_t num_vectors = num_blocks * kBlockLanes / kLanes;
-  const int64_t* indptr = segment.tile_indptr.As<int64_t>();
-  const PackedOutlier* outliers = segment.outliers.As<PackedOutlier>();
+  const uint32_t* indptr = segment.lane_indptr.As<uint32_t>();
+  const OutlierQuad* outliers = segment.outliers.As<OutlierQuad>();
   for (int64_t tile = 0; tile < task.num_tiles; ++tile) {
     const int64_t k = tile * kTileInputs;
     const int64_t k_end = std::min(k + kTileInputs, task.k_packed);
-    for (int64_t b = 0; indptr != nullptr && b < num_blocks; ++b) {
-      const int64_t* range = indptr + (block + b) * task.num_tiles + tile;
-      PrefetchOutliers(outliers + range[0], outliers + range[1]);
-    }
     for (int64_t i = 0; i < num_vectors / kV; ++i) {
       RunTile<kKind, R, kV>(task, block * kBlockLanes + i * kV * kLanes, k, k_end, first_row,
                             sums.dense + i * kV * R * kLanes);
@@ -149,12 +152,11 @@ HWY_INLINE void RunUnit(const LinearTask& task, int64_t block, int64_t num_block
       RunTile<kKind, R, 1>(task, block * kBlockLanes + v * kLanes, k, k_end, first_row,
                            sums.dense + v * R * kLanes);
     }
-    for (int64_t b = 0; indptr != nullptr && b < num_blocks; ++b) {
-      const int64_t* range = indptr + (block + b) * task.num_tiles + tile;
-      OutlierTile<static_cast<int>(RowStride(R))>(outliers + range[0], outliers + range[1],
-                                                  x + k * RowStride(R),
-                                                  sums.outliers + b * kBlockLanes * RowStride(R));
-    }
+  }
+  for (int64_t lane = 0; indptr != nullptr && lane < num_blocks * kBlockLanes; ++lane) {
+    const uint32_t* range = indptr + block * kBlockLanes + lane;
+    SumOutliers<static_cast<int>(RowStride(R))>(outliers + range[0], outliers + range[1], x,
+                                                sums.outliers + lane * RowStride(R));
   }
   StoreUnit<kKind, R>(task, block, num_blocks, first_row, num_rows, sums);
 }

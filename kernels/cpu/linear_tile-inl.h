@@ -34,8 +34,8 @@ constexpr int NumVectors(int rows) {
   if (kLanes == 16) return rows <= 4 ? 4 : 2;
   return rows <= 2 ? 4 : (rows <= 4 ? 2 : 1);
 }
-// How far ahead of the loads the words are prefetched.
-inline constexpr int64_t kPrefetchWords = 16 * 24;
+// How far ahead of the loads the words are prefetched: the hardware does most of it; farther costs.
+inline constexpr int64_t kPrefetchWords = 16 * 8;
 
 // Weight J of each lane's word as a float, times a constant of (kind, J) that x or the row scale
 // takes back.

@@ -14,9 +14,8 @@ namespace {
 constexpr float kMaxOutlier = 0x1p100f;
 
 struct OutlierEntry {
-  int64_t block = 0;
+  int64_t n = 0;
   int64_t k = 0;
-  int64_t lane = 0;
   uint16_t bits = 0;
 };
 
@@ -86,11 +85,11 @@ absl::StatusOr<std::vector<OutlierEntry>> CollectOutliers(const TileCooMatrix& m
   bool in_range = true;
   matrix.ForEachSlot([&](int64_t k, int64_t n, uint16_t bits) {
     in_range = in_range && std::fabs(ToFloat(BFloat16{bits})) < kMaxOutlier;
-    entries.push_back({n / kBlockLanes, k, n % kBlockLanes, bits});
+    entries.push_back({n, k, bits});
   });
   if (!in_range) return InvalidArgumentError("outlier value of 2^100 or more");
   std::sort(entries.begin(), entries.end(), [](const OutlierEntry& a, const OutlierEntry& b) {
-    return std::tie(a.block, a.k, a.lane) < std::tie(b.block, b.k, b.lane);
+    return std::tie(a.n, a.k) < std::tie(b.n, b.k);
   });
   return entries;
 }
@@ -105,26 +104,33 @@ absl::Status PackOutliers(const LinearPart& part, int64_t k, PackedSegment& segm
   if (geometry.value_type != TileCooValueType::kBFloat16) {
     return InvalidArgumentError("outlier values are FP16; the CPU backend takes BF16");
   }
+  if (k > kMaxOutlierInputs) {
+    return InvalidArgumentError("outliers with K {}; at most {}", k, kMaxOutlierInputs);
+  }
   FQ_ASSIGN_OR_RETURN(const std::vector<OutlierEntry> entries, CollectOutliers(*part.outliers));
-  const int64_t tiles = CeilDiv(k, kTileInputs);
-  const int64_t num_entries = static_cast<int64_t>(entries.size());
-  FQ_ASSIGN_OR_RETURN(segment.tile_indptr, HostMemory::Create((segment.num_blocks * tiles + 1) *
-                                                              int64_t{sizeof(int64_t)}));
-  FQ_ASSIGN_OR_RETURN(segment.outliers,
-                      HostMemory::Create((num_entries + 1) * int64_t{sizeof(PackedOutlier)}));
-  int64_t* indptr = segment.tile_indptr.As<int64_t>();
-  PackedOutlier* packed = segment.outliers.As<PackedOutlier>();
-  for (int64_t i = 0; i < num_entries; ++i) {
-    const OutlierEntry& entry = entries[static_cast<size_t>(i)];
-    ++indptr[entry.block * tiles + entry.k / kTileInputs + 1];
-    packed[i].k_and_lane = static_cast<uint16_t>(entry.k % kTileInputs * kBlockLanes + entry.lane);
+  const int64_t num_lanes = segment.num_blocks * kBlockLanes;
+  FQ_ASSIGN_OR_RETURN(segment.lane_indptr,
+                      HostMemory::Create((num_lanes + 1) * int64_t{sizeof(uint32_t)}));
+  uint32_t* indptr = segment.lane_indptr.As<uint32_t>();
+  for (const OutlierEntry& entry : entries) ++indptr[entry.n + 1];
+  for (int64_t lane = 0; lane < num_lanes; ++lane) {
+    indptr[lane + 1] = indptr[lane] + CeilDiv<uint32_t>(indptr[lane + 1], 4);
+  }
+  FQ_ASSIGN_OR_RETURN(segment.outliers, HostMemory::Create((int64_t{indptr[num_lanes]} + 1) *
+                                                           int64_t{sizeof(OutlierQuad)}));
+  int64_t lane = -1;
+  int64_t place = 0;  // slot of the lane
+  for (const OutlierEntry& entry : entries) {
+    place = entry.n == lane ? place + 1 : 0;
+    lane = entry.n;
+    OutlierQuad& quad = segment.outliers.As<OutlierQuad>()[indptr[lane] + place / 4];
     float value = ToFloat(BFloat16{entry.bits});
     if (segment.kind == PackedKind::kInt4) {
       value = std::ldexp(value, static_cast<int>(4 * (entry.k % kNibblePhases)));
     }
-    packed[i].value = ToBFloat16(value);  // exact: a power of two
+    quad.k[place % 4] = static_cast<uint16_t>(entry.k);
+    quad.value[place % 4] = ToBFloat16(value);  // exact: a power of two
   }
-  for (int64_t i = 0; i < segment.num_blocks * tiles; ++i) indptr[i + 1] += indptr[i];
   return absl::OkStatus();
 }
 

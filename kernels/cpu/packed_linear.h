@@ -3,8 +3,8 @@
 // Output channels come in blocks of 16, one SIMD lane each; inside a block K runs slowest:
 // [block][k / codes_per_word][16 lanes] of 32-bit words. A kernel then works on many channels at
 // once and adds up each channel along k in one fixed order, whatever the number of rows: that is
-// how a row's result can be exact to the bit in any batch. The order does not depend on the SIMD
-// width either. Outliers are sorted into the same blocks, so one pass over a block reads both.
+// how a row's result can be exact to the bit in any batch. Outliers are sorted into the same blocks
+// and channels, so one pass over a block reads both.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace flashquant {
 inline constexpr int64_t kBlockLanes = 16;
 // Every segment's K is padded to this many codes: the most that a 32-bit word holds.
 inline constexpr int64_t kPackedKMultiple = 8;
-// Inputs per pass over a block: the dense part of a tile, then its outliers, while its x is in L1.
+// Inputs that the dense kernels run over at a time: x of eight rows stays in the L1 cache.
 inline constexpr int64_t kTileInputs = 512;
 // Sums are cut after this many inputs where no quantization group does it sooner.
 inline constexpr int64_t kMaxChunkInputs = 128;
@@ -46,12 +46,14 @@ constexpr int64_t CodesPerWord(PackedKind kind) {
   return 1;
 }
 
-// One outlier of a block: k inside its tile (9 bits) << 4 | lane, and a BF16 value, which in INT4
-// segments is multiplied by 16^(k % 4) to undo the factor in x. By (tile, k, lane).
-struct PackedOutlier {
-  uint16_t k_and_lane = 0;
-  BFloat16 value;
+// Four outliers of one output channel, by k: k and a BF16 value, which in INT4 segments is
+// multiplied by 16^(k % 4) to undo the factor in x. A channel's last quad is filled up with value 0
+// at k 0.
+struct OutlierQuad {
+  uint16_t k[4] = {};
+  BFloat16 value[4] = {};
 };
+inline constexpr int64_t kMaxOutlierInputs = int64_t{1} << 16;
 
 // Adjacent output channels stored in one way: a part of the layer. Arrays are [num_blocks] first;
 // channels past n in the last block are zero.
@@ -70,12 +72,12 @@ struct PackedSegment {
   HostMemory scales;       // BFloat16 [num_blocks][groups][16]; kInt8: [num_blocks][16]
   HostMemory zeros;        // uint8_t [num_blocks][groups][16], unless symmetric
   HostMemory bias;         // float [num_blocks][16], or empty
-  HostMemory tile_indptr;  // int64_t [num_blocks * tiles + 1], or empty: no outliers
-  HostMemory outliers;     // PackedOutlier, one spare at the end
+  HostMemory lane_indptr;  // uint32_t [num_blocks * 16 + 1], first quad of each channel; or empty
+  HostMemory outliers;     // OutlierQuad, one spare at the end; or empty: no outliers
 
   int64_t num_bytes() const {
     return words.num_bytes() + scales.num_bytes() + zeros.num_bytes() + bias.num_bytes() +
-           tile_indptr.num_bytes() + outliers.num_bytes();
+           lane_indptr.num_bytes() + outliers.num_bytes();
   }
 };
 
@@ -93,7 +95,8 @@ class PackedLinear final : public LinearWeight {
 };
 
 // As Backend::PackLinear. INVALID_ARGUMENT for parts that do not fit together, dtypes other than
-// those of LinearPart, FP16 outlier values, outlier values of 2^100 and more.
+// those of LinearPart, FP16 outlier values, outlier values of 2^100 and more, outliers with K above
+// 65536.
 absl::StatusOr<std::unique_ptr<PackedLinear>> MakePackedLinear(std::span<const LinearPart> parts);
 
 }  // namespace flashquant
