@@ -12,7 +12,6 @@ int main(int argc, char** argv) {
   app.name("flashquant");
   app.set_version_flag("--version", "flashquant " FQ_VERSION);
   app.require_subcommand(1);
-  app.set_help_all_flag("--help-all", "Print the help of every subcommand");
   int exit_code = 0;
   flashquant::AddServeCommand(app, &exit_code);
   flashquant::AddGenerateCommand(app, &exit_code);
