@@ -12,6 +12,5 @@ void AddInspectCommand(CLI::App& app, int* exit_code);
 void AddTokenizeCommand(CLI::App& app, int* exit_code);
 void AddPerplexityCommand(CLI::App& app, int* exit_code);
 void AddCompleteCommand(CLI::App& app, int* exit_code);
-void AddBenchCommand(CLI::App& app, int* exit_code);
 
 }  // namespace flashquant

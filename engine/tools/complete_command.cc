@@ -101,24 +101,26 @@ class AnswerPrinter {
   void Append(int32_t token_id) {
     ids_.push_back(token_id);
     if (text_stream_.has_value()) {
-      Print(text_stream_->Append(token_id));
+      text_ += Stream(text_stream_->Append(token_id));
     } else {
-      Print(fmt::format("{}{}", ids_.size() > 1 ? " " : "", token_id));
+      Stream(fmt::format("{}{}", ids_.size() > 1 ? " " : "", token_id));
     }
   }
   void Finish(const FinishedEvent& finished) {
-    if (text_stream_.has_value()) Print(text_stream_->Finish(finished.text_bytes));
+    if (text_stream_.has_value()) text_ += Stream(text_stream_->Finish(finished.text_bytes));
     if (streams_) fmt::print("\n");
   }
   const std::vector<int32_t>& ids() const { return ids_; }
+  // Empty for a model without a tokenizer, whose ids are streamed instead.
   const std::string& text() const { return text_; }
 
  private:
-  void Print(const std::string& text) {
-    text_ += text;
-    if (!streams_) return;
-    fmt::print("{}", text);
-    std::fflush(stdout);
+  std::string Stream(std::string text) const {
+    if (streams_) {
+      fmt::print("{}", text);
+      std::fflush(stdout);
+    }
+    return text;
   }
 
   const bool streams_;

@@ -68,6 +68,9 @@ absl::Status RunPerplexity(const PerplexityOptions& options) {
                  static_cast<long long>(window + 1), static_cast<long long>(num_windows), so_far);
   }
   if (shows_progress) std::fputc('\n', stderr);
+  if (!std::isfinite(sum)) {
+    return DataLossError("{}: the model gives values that are not finite", options.model);
+  }
   fmt::print("tokens {}  windows {}  context {}\nperplexity {:.5f}\n", tokens.size(), num_windows,
              context, std::exp(sum / static_cast<double>(num_windows * (context - 1))));
   return absl::OkStatus();
