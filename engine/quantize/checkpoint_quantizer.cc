@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -244,14 +245,23 @@ absl::StatusOr<std::string> WritingPlace(const std::string& output_dir, bool ove
 
 // Exchanges the two in one step, so that there is a whole model under the name at any moment; then
 // removes the old one.
+// Swaps the folders in one step where the file system can, so that `output_dir` is a whole model at
+// any time.
 absl::Status ReplaceFolder(const std::string& replacement, const std::string& output_dir) {
+  std::error_code error;
   if (::renameat2(AT_FDCWD, replacement.c_str(), AT_FDCWD, output_dir.c_str(), RENAME_EXCHANGE) !=
       0) {
-    return ErrnoStatus(errno, output_dir, fmt::format("exchange with {}", replacement));
+    const std::string old = output_dir + ".old";
+    fs::remove_all(old, error);
+    if (!error) fs::rename(output_dir, old, error);
+    if (error) return ErrnoStatus(error.value(), output_dir, "move away");
+    fs::rename(replacement, output_dir, error);
+    if (error) return ErrnoStatus(error.value(), output_dir, "replace");
+    fs::rename(old, replacement, error);
   }
-  std::error_code error;
-  fs::remove_all(replacement, error);
-  return error ? ErrnoStatus(error.value(), replacement, "remove") : absl::OkStatus();
+  if (!error) fs::remove_all(replacement, error);
+  if (error) return ErrnoStatus(error.value(), replacement, "remove");
+  return absl::OkStatus();
 }
 
 absl::Status CopyModelFiles(const Checkpoint& checkpoint, CheckpointWriter* writer) {

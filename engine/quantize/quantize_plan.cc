@@ -1,3 +1,5 @@
+// One pass over the names; layers are collected first, because the group size depends on all of
+// them.
 #include "engine/quantize/quantize_plan.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Sums are kept, ratios are made when shown, so that the total is the total of the sums.
 #include "engine/quantize/quantize_report.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// A handful of scales around max / 127 is tried; a full search gains nothing at 8 bits.
 #include "engine/quantize/table_quantizer.h"
 
 #include <algorithm>

@@ -59,6 +59,13 @@ class ProgressPrinter final {
         terminal_(isatty(STDERR_FILENO) != 0),
         start_(std::chrono::steady_clock::now()) {}
 
+  // A message that follows begins on a line of its own.
+  ~ProgressPrinter() {
+    if (bar_open_) fmt::print(stderr, "\n");
+  }
+  ProgressPrinter(const ProgressPrinter&) = delete;
+  ProgressPrinter& operator=(const ProgressPrinter&) = delete;
+
   void Show(int64_t done, int64_t total, const std::string& tensor) {
     if (quiet_ || total == 0) return;
     const double share = static_cast<double>(done) / static_cast<double>(total);
@@ -72,7 +79,8 @@ class ProgressPrinter final {
       const int filled = static_cast<int>(share * kWidth);
       fmt::print(stderr, "\r[{:=<{}}{:<{}}] {:3.0f}%  {:<14} {:<44.44}", "", filled, "",
                  kWidth - filled, 100 * share, time, tensor);
-      if (done == total) fmt::print(stderr, "\n");
+      bar_open_ = done != total;
+      if (!bar_open_) fmt::print(stderr, "\n");
     } else if (static_cast<int>(share * 10) > tenths_) {
       tenths_ = static_cast<int>(share * 10);
       fmt::print(stderr, "quantized {:.0f}% of the weights, {}\n", 100 * share, time);
@@ -85,6 +93,7 @@ class ProgressPrinter final {
   const bool terminal_;
   const std::chrono::steady_clock::time_point start_;
   int tenths_ = 0;
+  bool bar_open_ = false;
 };
 
 QuantizeOptions OptionsFrom(const QuantizeFlags& flags) {
