@@ -1,5 +1,6 @@
 #include "engine/model/loaded_model.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,19 @@
 
 namespace flashquant {
 namespace {
+
+absl::Status AttachChatFormat(LoadedModel* loaded) {
+  FQ_ASSIGN_OR_RETURN(ChatFormat format, ChatFormat::Load(loaded->path, loaded->tokenizer.get()));
+  if (format.kind() == ChatFormat::Kind::kUnknown) return absl::OkStatus();
+  std::vector<int32_t>& end_tokens = loaded->defaults.eos_token_ids;
+  for (const int32_t id : format.end_of_turn_ids()) {
+    if (std::find(end_tokens.begin(), end_tokens.end(), id) == end_tokens.end()) {
+      end_tokens.push_back(id);
+    }
+  }
+  loaded->chat_format = std::move(format);
+  return absl::OkStatus();
+}
 
 // A folder without tokenizer files still answers requests made of token ids.
 absl::Status AttachTokenizer(LoadedModel* loaded) {
@@ -24,7 +38,7 @@ absl::Status AttachTokenizer(LoadedModel* loaded) {
   if (loaded->defaults.eos_token_ids.empty() && loaded->tokenizer->eos().has_value()) {
     loaded->defaults.eos_token_ids.push_back(*loaded->tokenizer->eos());
   }
-  return absl::OkStatus();
+  return AttachChatFormat(loaded);
 }
 
 // Before anything is read: weights take about the bytes that they have in the files, rotary angles

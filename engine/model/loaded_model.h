@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "engine/model/decoder_model.h"
 #include "engine/model/generation_defaults.h"
+#include "engine/tokenizer/chat_format.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kernels/backend.h"
 #include "kernels/backend_factory.h"
@@ -22,6 +24,9 @@ struct LoadedModel {
   GenerationDefaults defaults;
   int32_t context_length = 0;            // positions that the model was loaded for
   std::unique_ptr<Tokenizer> tokenizer;  // null when the folder has none: token ids only
+  // Layout of chat prompts; nullopt without a tokenizer or for a template that we do not know. Its
+  // end-of-turn tokens are in defaults.eos_token_ids.
+  std::optional<ChatFormat> chat_format;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<DecoderModel> model;
 };

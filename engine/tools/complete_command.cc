@@ -65,6 +65,7 @@ absl::StatusOr<std::vector<int32_t>> PromptTokens(const CompleteOptions& options
   std::vector<int32_t> tokens;
   if (const std::optional<int32_t> bos = tokenizer->prompt_bos()) tokens.push_back(*bos);
   const std::vector<int32_t> text = tokenizer->Encode(options.prompt, SpecialText::kPlain);
+  if (text.empty()) return InvalidArgumentError("--prompt: must not be empty");
   tokens.insert(tokens.end(), text.begin(), text.end());
   return tokens;
 }
@@ -78,6 +79,10 @@ absl::StatusOr<GenerateRequest> MakeRequest(const CompleteOptions& options,
   if (options.temperature.has_value()) request.sampling.temperature = *options.temperature;
   if (options.top_p.has_value()) request.sampling.top_p = *options.top_p;
   if (options.top_k.has_value()) request.sampling.top_k = *options.top_k;
+  if (request.sampling.top_k > served.config.vocab_size) {
+    return InvalidArgumentError("--top-k: above vocabulary size (limit {}, got {})",
+                                served.config.vocab_size, request.sampling.top_k);
+  }
   request.sampling.seed = options.seed.has_value() ? *options.seed : std::random_device{}();
   const int32_t room = served.context_length - static_cast<int32_t>(request.prompt_tokens.size());
   request.stop.limited_by_context = options.max_tokens == 0;
