@@ -32,8 +32,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr bool kInt4TakesDigits = true;
 
-// Vectors of channels for R rows: 3 sums each, 24 of the 32 registers at most.
-constexpr int NumDigitVectors(int rows) { return rows <= 2 ? 4 : (rows <= 4 ? 2 : 1); }
+// Vectors of channels for R rows, 3 sums each. More than 12 sums at R = 2 and 4 would fit the 32
+// registers, but then the compiler spills.
+constexpr int NumDigitVectors(int rows) { return rows == 1 ? 4 : (rows == 2 ? 2 : 1); }
 
 // x of one row and one chunk as digits. x: [num_inputs], at most kMaxChunkInputs; to: the row's
 // place in the first group of eight. Returns false when an input is not finite: digits are then 0.

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <limits>
 
+#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/cpu_kernels.h"
@@ -44,46 +45,97 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::ScalableTag<float>;
 
-HWY_INLINE float Dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t size) {
+// scores[h][key] = scale * dot of query head h and key, for KB keys and HB heads at a time. Each
+// dot is one sum over D / lanes vectors, then over the lanes: no blocking changes it.
+template <int KB, int HB>
+HWY_INLINE void DotBlock(const float* HWY_RESTRICT q, const float* const* keys, int64_t head_dim,
+                         float scale, float* HWY_RESTRICT scores) {
   const D d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  auto sum0 = hn::Zero(d);
-  auto sum1 = hn::Zero(d);
+  hn::Vec<D> sum[KB][HB];
+  for (int key = 0; key < KB; ++key) {
+    for (int head = 0; head < HB; ++head) sum[key][head] = hn::Zero(d);
+  }
   int64_t i = 0;
-  for (; i + 2 * lanes <= size; i += 2 * lanes) {
-    sum0 = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum0);
-    sum1 = hn::MulAdd(hn::LoadU(d, a + i + lanes), hn::LoadU(d, b + i + lanes), sum1);
+  for (; i + lanes <= head_dim; i += lanes) {
+    hn::Vec<D> query[HB];
+    HWY_UNROLL(2)
+    for (int head = 0; head < HB; ++head) query[head] = hn::LoadU(d, q + head * head_dim + i);
+    HWY_UNROLL(4)
+    for (int key = 0; key < KB; ++key) {
+      const hn::Vec<D> k = hn::LoadU(d, keys[key] + i);
+      HWY_UNROLL(2)
+      for (int head = 0; head < HB; ++head) {
+        sum[key][head] = hn::MulAdd(query[head], k, sum[key][head]);
+      }
+    }
   }
-  for (; i + lanes <= size; i += lanes) {
-    sum0 = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum0);
+  HWY_UNROLL(4)
+  for (int key = 0; key < KB; ++key) {
+    HWY_UNROLL(2)
+    for (int head = 0; head < HB; ++head) {
+      float total = hn::GetLane(hn::SumOfLanes(d, sum[key][head]));
+      for (int64_t j = i; j < head_dim; ++j) total += q[head * head_dim + j] * keys[key][j];
+      scores[head * kAttentionTileKeys + key] = total * scale;
+    }
   }
-  float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
-  for (; i < size; ++i) sum += a[i] * b[i];
-  return sum;
 }
 
-// out = out * factor + sum over keys of weight * value.
-HWY_INLINE void AddValues(const float* const* values, const float* weights, int64_t num_keys,
-                          float factor, int64_t head_dim, float* out) {
+// Scores of HB query heads for all keys of a tile.
+template <int HB>
+HWY_INLINE void TileScores(const float* q, const float* const* keys, int64_t num_keys,
+                           int64_t head_dim, float scale, float* scores) {
+  int64_t key = 0;
+  for (; key + 4 <= num_keys; key += 4) {
+    DotBlock<4, HB>(q, keys + key, head_dim, scale, scores + key);
+  }
+  for (; key < num_keys; ++key) DotBlock<1, HB>(q, keys + key, head_dim, scale, scores + key);
+}
+
+// out[i ..] = out * factor + sum over keys of weight * value, for N vectors side by side.
+template <int N>
+HWY_INLINE void AddValueVectors(const float* const* values, const float* weights, int64_t num_keys,
+                                float factor, int64_t i, float* out) {
   const D d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
-  for (; i + 2 * lanes <= head_dim; i += 2 * lanes) {
-    auto sum0 = hn::Mul(hn::LoadU(d, out + i), hn::Set(d, factor));
-    auto sum1 = hn::Mul(hn::LoadU(d, out + i + lanes), hn::Set(d, factor));
-    for (int64_t key = 0; key < num_keys; ++key) {
-      const auto weight = hn::Set(d, weights[key]);
-      sum0 = hn::MulAdd(weight, hn::LoadU(d, values[key] + i), sum0);
-      sum1 = hn::MulAdd(weight, hn::LoadU(d, values[key] + i + lanes), sum1);
+  hn::Vec<D> sum[N];
+  HWY_UNROLL(4)
+  for (int n = 0; n < N; ++n) {
+    sum[n] = hn::Mul(hn::LoadU(d, out + i + n * lanes), hn::Set(d, factor));
+  }
+  for (int64_t key = 0; key < num_keys; ++key) {
+    const auto weight = hn::Set(d, weights[key]);
+    const float* from = values[key] + i;
+    HWY_UNROLL(4)
+    for (int n = 0; n < N; ++n) {
+      sum[n] = hn::MulAdd(weight, hn::LoadU(d, from + n * lanes), sum[n]);
     }
-    hn::StoreU(sum0, d, out + i);
-    hn::StoreU(sum1, d, out + i + lanes);
+  }
+  HWY_UNROLL(4)
+  for (int n = 0; n < N; ++n) hn::StoreU(sum[n], d, out + i + n * lanes);
+}
+
+HWY_INLINE void AddValues(const float* const* values, const float* weights, int64_t num_keys,
+                          float factor, int64_t head_dim, float* out) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(D()));
+  int64_t i = 0;
+  for (; i + 4 * lanes <= head_dim; i += 4 * lanes) {
+    AddValueVectors<4>(values, weights, num_keys, factor, i, out);
+  }
+  for (; i + lanes <= head_dim; i += lanes) {
+    AddValueVectors<1>(values, weights, num_keys, factor, i, out);
   }
   for (; i < head_dim; ++i) {
     float sum = out[i] * factor;
     for (int64_t key = 0; key < num_keys; ++key) sum += weights[key] * values[key][i];
     out[i] = sum;
   }
+}
+
+// Asks for a row: a tile's values come in while its scores are computed.
+HWY_INLINE void PrefetchRow(const float* row, int64_t head_dim) {
+  constexpr int64_t kFloatsPerLine = 64 / sizeof(float);
+  for (int64_t i = 0; i < head_dim; i += kFloatsPerLine) hwy::Prefetch(row + i);
 }
 
 // Running softmax of one query head.
@@ -97,63 +149,79 @@ struct SoftmaxState {
 HWY_INLINE float UpdateSoftmax(float* scores, int64_t num_keys, SoftmaxState& state) {
   const D d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  float max = state.max;
-  float poison = 0.0f;
-  for (int64_t key = 0; key < num_keys; ++key) {
-    max = std::max(max, scores[key]);
-    poison += scores[key] - scores[key];
+  // The tile's free places repeat a score, then weigh nothing.
+  std::fill(scores + num_keys, scores + kAttentionTileKeys, scores[0]);
+  auto tile_max = hn::LoadU(d, scores);
+  auto poison = hn::Zero(d);  // of x - x: 0, or NaN once a score is not finite
+  for (int64_t key = 0; key < kAttentionTileKeys; key += lanes) {
+    const auto score = hn::LoadU(d, scores + key);
+    tile_max = hn::Max(tile_max, score);
+    poison = hn::Add(poison, hn::Sub(score, score));
   }
-  for (int64_t key = num_keys; key < kAttentionTileKeys; ++key) scores[key] = max;
-  for (int64_t key = 0; key < num_keys; key += lanes) {
+  const float max = std::max(state.max, hn::GetLane(hn::MaxOfLanes(d, tile_max)));
+  for (int64_t key = 0; key < kAttentionTileKeys; key += lanes) {
     const auto score = hn::LoadU(d, scores + key);
     hn::StoreU(hn::Exp(d, hn::Sub(score, hn::Set(d, max))), d, scores + key);
   }
+  std::fill(scores + num_keys, scores + kAttentionTileKeys, 0.0f);
+  auto sum = hn::Zero(d);
+  for (int64_t key = 0; key < kAttentionTileKeys; key += lanes) {
+    sum = hn::Add(sum, hn::LoadU(d, scores + key));
+  }
   const float factor = state.sum == 0.0f ? 0.0f : std::exp(state.max - max);
-  float sum = 0.0f;
-  for (int64_t key = 0; key < num_keys; ++key) sum += scores[key];
-  state.sum = state.sum * factor + sum + poison;
+  state.sum = state.sum * factor + hn::GetLane(hn::SumOfLanes(d, hn::Add(sum, poison)));
   state.max = max;
   return factor;
+}
+
+// The rows of one tile of keys.
+struct KeyTile {
+  int64_t num_keys = 0;
+  const float* keys[kAttentionTileKeys];
+  const float* values[kAttentionTileKeys];
+};
+
+// The tile that holds position `key`, from there to the tile's edge or the task's end.
+HWY_INLINE void FindTile(const AttentionTask& task, int64_t key, KeyTile& tile) {
+  const PagedKvGeometry& kv = task.params->kv;
+  const int64_t edge = (key / kAttentionTileKeys + 1) * kAttentionTileKeys;
+  tile.num_keys = std::min(task.end_key, edge) - key;
+  for (int64_t i = 0; i < tile.num_keys; ++i) {
+    const int64_t block = (key + i) / kv.block_tokens;
+    const auto place = static_cast<int32_t>((key + i) % kv.block_tokens);
+    const int64_t offset = kv.RowOffset(task.block_ids[block], task.kv_head, place);
+    tile.keys[i] = static_cast<const float*>(task.params->k_cache) + offset;
+    tile.values[i] = static_cast<const float*>(task.params->v_cache) + offset;
+  }
 }
 
 void AttendRow(const AttentionTask& task) {
   const PagedAttentionParams& params = *task.params;
   const int64_t head_dim = params.head_dim;
   const int64_t group = params.num_heads / params.num_kv_heads;
-  const int64_t block_tokens = params.kv.block_tokens;
-  const auto* k_cache = static_cast<const float*>(params.k_cache);
-  const auto* v_cache = static_cast<const float*>(params.v_cache);
   float* scores = task.scratch;  // [group][tile]
   auto* states = reinterpret_cast<SoftmaxState*>(scores + group * kAttentionTileKeys);
   std::fill_n(states, group, SoftmaxState());
   std::fill_n(task.out, group * head_dim, 0.0f);
 
-  const float* keys[kAttentionTileKeys];
-  const float* values[kAttentionTileKeys];
-  for (int64_t key = task.first_key; key < task.end_key;) {
-    const int64_t tile_end =
-        std::min(task.end_key, (key / kAttentionTileKeys + 1) * kAttentionTileKeys);
-    const int64_t num_keys = tile_end - key;
-    for (int64_t i = 0; i < num_keys; ++i) {
-      const int64_t position = key + i;
-      const int64_t offset =
-          params.kv.RowOffset(task.block_ids[position / block_tokens], task.kv_head,
-                              static_cast<int32_t>(position % block_tokens));
-      keys[i] = k_cache + offset;
-      values[i] = v_cache + offset;
-    }
-    for (int64_t i = 0; i < num_keys; ++i) {
-      for (int64_t g = 0; g < group; ++g) {
-        scores[g * kAttentionTileKeys + i] =
-            Dot(task.q + g * head_dim, keys[i], head_dim) * params.softmax_scale;
+  KeyTile tile;
+  for (int64_t key = task.first_key; key < task.end_key; key += tile.num_keys) {
+    FindTile(task, key, tile);
+    for (int64_t i = 0; i < tile.num_keys; ++i) PrefetchRow(tile.values[i], head_dim);
+    for (int64_t g = 0; g < group; g += 2) {
+      const float* q = task.q + g * head_dim;
+      float* tile_scores = scores + g * kAttentionTileKeys;
+      if (g + 2 <= group) {
+        TileScores<2>(q, tile.keys, tile.num_keys, head_dim, params.softmax_scale, tile_scores);
+      } else {
+        TileScores<1>(q, tile.keys, tile.num_keys, head_dim, params.softmax_scale, tile_scores);
       }
     }
     for (int64_t g = 0; g < group; ++g) {
       float* tile_scores = scores + g * kAttentionTileKeys;
-      const float factor = UpdateSoftmax(tile_scores, num_keys, states[g]);
-      AddValues(values, tile_scores, num_keys, factor, head_dim, task.out + g * head_dim);
+      const float factor = UpdateSoftmax(tile_scores, tile.num_keys, states[g]);
+      AddValues(tile.values, tile_scores, tile.num_keys, factor, head_dim, task.out + g * head_dim);
     }
-    key = tile_end;
   }
   for (int64_t g = 0; g < group; ++g) {
     const float inverse = 1.0f / states[g].sum;
