@@ -24,7 +24,7 @@ struct LinearW4A16Params {
   void* y = nullptr;        // [m, n] BF16, row stride y_stride elements, rows 4-byte aligned
   int64_t x_stride = 0;     // multiple of 8
   int64_t y_stride = 0;     // even
-  int32_t m = 0;            // 1 or more; more than 32 rows run in passes of 32
+  int32_t m = 0;            // 1 or more; more than rows_per_pass run in passes
   int32_t k = 0;            // multiple of 8
   int32_t n = 0;            // multiple of 8
 
@@ -32,13 +32,15 @@ struct LinearW4A16Params {
   const uint8_t* records = nullptr;  // 16-byte aligned
   int32_t groups_per_chunk = 1;      // 1, 2 or 4
   bool has_zeros = false;
-  int32_t stage_bytes = 0;  // the largest record, a multiple of 16
 
   // Plan (plan.h), in device memory.
   const Unit* units = nullptr;
-  const WarpPlan* warps = nullptr;  // [num_blocks * kWarpsPerBlock], 64-byte aligned
+  const WarpPlan* warps = nullptr;  // [num_blocks * num_warps], 64-byte aligned
   const RowInfo* rows = nullptr;
   int32_t num_blocks = 0;
+  int32_t num_warps = 0;        // of a block; at most 16, and 8 for more than 16 rows a pass
+  int32_t stage_bytes = 0;      // the largest unit, a multiple of 16
+  int32_t rows_per_pass = 32;   // most rows of one kernel: 8, 16 or 32
   int32_t slice_chunks = 0;     // the longest slice
   int32_t num_first_slots = 0;  // most of any block
 
@@ -49,6 +51,7 @@ struct LinearW4A16Params {
 
   CopyPath path = CopyPath::kAuto;
   bool programmatic_launch = false;  // may start before the kernel before it ends (sm_90)
+  int32_t early_stages = 1;          // copies that a warp starts before the activations are read
   int32_t shared_bytes_limit = 0;    // 0: what the device allows a block
 };
 

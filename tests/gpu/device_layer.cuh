@@ -70,6 +70,8 @@ struct DevicePlan {
         rows(plan.rows),
         workspace(static_cast<size_t>(cuda::LinearW4A16WorkspaceBytes(plan.num_pieces, max_m)) / 4),
         num_blocks(plan.num_blocks),
+        num_warps(plan.num_warps),
+        stage_bytes(plan.stage_bytes),
         slice_chunks(plan.slice_chunks),
         num_first_slots(plan.num_first_slots) {}
 
@@ -78,6 +80,8 @@ struct DevicePlan {
   DeviceArray<cuda::RowInfo> rows;
   DeviceArray<float> workspace;
   int num_blocks;
+  int num_warps;
+  int stage_bytes;
   int slice_chunks;
   int num_first_slots;
 };
@@ -91,7 +95,8 @@ inline cuda::LinearW4A16Params LayerParams(const cuda::PackedLinear& packed, con
   p.records = records;
   p.groups_per_chunk = packed.groups_per_chunk;
   p.has_zeros = packed.has_zeros;
-  p.stage_bytes = packed.stage_bytes;
+  p.stage_bytes = plan.stage_bytes;
+  p.num_warps = plan.num_warps;
   p.units = plan.units.get();
   p.warps = plan.warps.get();
   p.rows = plan.rows.get();

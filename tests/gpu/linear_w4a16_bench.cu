@@ -118,6 +118,9 @@ struct Measured {
   int slices = 0;
   int smem_kb = 0;
   int blocks = 0;
+  int early = 0;
+  int warps = 16;
+  int unit_chunks = 2;
 };
 
 // The packed layer, its copies, and the best time over the configurations asked for.
@@ -129,8 +132,7 @@ class Layer {
     spec.n = shape.n;
     spec.density = density;
     const Problem problem = MakeProblem(spec, threads);
-    packed_ =
-        cuda::PackLinear(problem.weight(), problem.outliers(), cuda::kDefaultMaxFragments, threads);
+    packed_ = cuda::PackLinear(problem.weight(), problem.outliers(), threads);
     copies_.emplace_back(packed_.bytes);
     for (int i = 1; i < NumCopies(bytes()); ++i) copies_.push_back(copies_[0].Clone());
     counters_ =
@@ -146,8 +148,11 @@ class Layer {
       Measured result = config;
       result.us = TimeOne(options, m, config, x, y);
       if (options.sweep && result.us < 1e8) {
-        std::printf("  sweep %dx%d m%d slices %d blocks %d smem %d KB: %.2f us\n", packed_.k,
-                    packed_.n, m, config.slices, config.blocks, config.smem_kb, result.us);
+        std::printf(
+            "  sweep %dx%d m%d slices %d blocks %d smem %d KB early %d warps %d chunks %d: %.2f "
+            "us\n",
+            packed_.k, packed_.n, m, config.slices, config.blocks, config.smem_kb, config.early,
+            config.warps, config.unit_chunks, result.us);
       }
       if (result.us < best.us) best = result;
     }
@@ -158,25 +163,29 @@ class Layer {
   std::vector<Measured> Configurations(const Options& options, int m, int num_sms) const {
     const int batch_blocks = m <= 8 ? 1 : m <= 16 ? 2 : 4;
     std::vector<Measured> configs;
-    if (options.sweep) {
-      for (int slices : {1, 2, 3, 4, 6, 8, 12}) {
-        for (int kb : {75, 113, 150, 227}) {
-          for (int blocks : {num_sms, 2 * num_sms}) configs.push_back({1e9, slices, kb, blocks});
+    const int max_warps = m <= 16 ? 16 : 8;
+    const std::vector<int> slices_to_try =
+        options.sweep
+            ? std::vector<int>{1, 2, 3, 4, 6, 8}
+            : std::vector<int>{cuda::ChooseNumSlices(packed_, num_sms, batch_blocks, 68 * 1024)};
+    for (int slices : slices_to_try) {
+      for (int warps : {8, 16}) {
+        for (int unit_chunks : {1, 2}) {
+          for (int early : {0, 1, 2}) {
+            if (warps > max_warps) continue;
+            const int kb = options.shared_kb != 0 ? options.shared_kb : 227;
+            configs.push_back({1e9, slices, kb, num_sms, early, warps, unit_chunks});
+          }
         }
       }
-      return configs;
-    }
-    for (int kb : options.shared_kb != 0 ? std::vector<int>{options.shared_kb}
-                                         : std::vector<int>{113, 227}) {
-      configs.push_back(
-          {1e9, cuda::ChooseNumSlices(packed_, num_sms, batch_blocks, kb * 1024 / 3), kb, num_sms});
     }
     return configs;
   }
 
   double TimeOne(const Options& options, int m, const Measured& config, const uint16_t* x,
                  uint16_t* y) {
-    const cuda::LinearPlan plan = cuda::MakeLinearPlan(packed_, {config.blocks, config.slices});
+    const cuda::LinearPlan plan = cuda::MakeLinearPlan(
+        packed_, {config.blocks, config.slices, config.warps, config.unit_chunks});
     std::vector<DevicePlan> plans;  // cold too
     for (size_t i = 0; i < copies_.size(); ++i) plans.emplace_back(plan, m);
     auto params = [&](size_t i) {
@@ -190,6 +199,7 @@ class Layer {
       p.programmatic_launch = options.programmatic;
       p.shared_bytes_limit = config.smem_kb * 1024;
       p.workspace = plans[0].workspace.get();
+      p.early_stages = config.early;
       return p;
     };
     if (cuda::LaunchLinearW4A16(params(0), nullptr) != cudaSuccess) return 1e9;
@@ -257,11 +267,12 @@ void Run(const Options& options) {
         char line[256];
         std::snprintf(line, sizeof(line),
                       "%6dx%-6d %3d %5.1f%% | %8.2f %6.0f GB/s %5.1f%% of stream %8.2f | cuBLAS "
-                      "%8.2f %5.2fx | slices %d smem %d blocks %d",
+                      "%8.2f %5.2fx | slices %d smem %d early %d warps %d chunks %d",
                       options.shapes[s].k, options.shapes[s].n, options.ms[i],
                       options.densities[d] * 100, best.us,
                       static_cast<double>(layer.bytes()) / best.us * 1e-3, 100 * stream / best.us,
-                      stream, cublas_us[s][i], ratio, best.slices, best.smem_kb, best.blocks);
+                      stream, cublas_us[s][i], ratio, best.slices, best.smem_kb, best.early,
+                      best.warps, best.unit_chunks);
         std::printf("%s\n", line);
         std::fflush(stdout);
         table.emplace_back(line);

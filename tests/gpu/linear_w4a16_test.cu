@@ -56,6 +56,7 @@ struct RunOptions {
   cuda::CopyPath path = cuda::CopyPath::kAuto;
   bool programmatic = false;
   int shared_limit = 0;
+  int rows_per_pass = 32;
 };
 
 // One problem on the device with its reference for up to 64 rows.
@@ -63,9 +64,9 @@ class Case {
  public:
   static constexpr int kMaxM = 64;
 
-  Case(const ProblemSpec& spec, int max_fragments)
+  explicit Case(const ProblemSpec& spec)
       : problem_(MakeProblem(spec, Threads())),
-        packed_(cuda::PackLinear(problem_.weight(), problem_.outliers(), max_fragments, Threads())),
+        packed_(cuda::PackLinear(problem_.weight(), problem_.outliers(), Threads())),
         records_(packed_.bytes),
         counters_(static_cast<size_t>(packed_.num_strips) * cuda::kBlocksPerStrip),
         x_stride_(spec.k + 8),
@@ -110,6 +111,7 @@ class Case {
     p.path = options.path;
     p.programmatic_launch = options.programmatic;
     p.shared_bytes_limit = options.shared_limit;
+    p.rows_per_pass = options.rows_per_pass;
     return p;
   }
 
@@ -177,8 +179,11 @@ int NumSms() {
   return value;
 }
 
-DevicePlan Plan(const Case& c, int num_blocks, int num_slices) {
-  return DevicePlan(cuda::MakeLinearPlan(c.packed(), {num_blocks, num_slices}), Case::kMaxM);
+DevicePlan Plan(const Case& c, int num_blocks, int num_slices, int num_warps = 8,
+                int unit_chunks = 1) {
+  return DevicePlan(
+      cuda::MakeLinearPlan(c.packed(), {num_blocks, num_slices, num_warps, unit_chunks}),
+      Case::kMaxM);
 }
 
 // Slices so that 32 rows of activations leave room for the ring, on a card with 99 KB too.
@@ -187,6 +192,7 @@ int Slices(const Case& c, int64_t x_bytes) {
 }
 
 void CheckBothPaths(Case& c, DevicePlan& plan, int m, const std::string& what) {
+  if (plan.num_warps > 8 && m > 16) return;
   c.Verify(plan, m, {cuda::CopyPath::kAuto, true, 0}, what + " bulk");
   c.Verify(plan, m, {cuda::CopyPath::kCpAsync, false, 0}, what + " cp.async");
 }
@@ -202,7 +208,7 @@ void CheckShapes() {
     spec.group_size = spec.k % 128 == 0 ? 128 : -1;
     spec.density = 0.02;
     spec.layout = OutlierLayout::kRaggedRecords;
-    Case c(spec, cuda::kDefaultMaxFragments);
+    Case c(spec);
     DevicePlan plan = Plan(c, NumSms(), Slices(c, 65536));
     for (int m : {1, 7, 8, 9, 16, 17, 31, 32, 33, 64}) CheckBothPaths(c, plan, m, "shapes");
   }
@@ -219,12 +225,14 @@ void CheckGroupsAndDensities() {
         spec.zero_points = zeros;
         spec.density = density;
         spec.seed = static_cast<uint64_t>(group + 2) * 10 + static_cast<uint64_t>(zeros);
-        Case c(spec, cuda::kDefaultMaxFragments);
+        Case c(spec);
         DevicePlan plan = Plan(c, NumSms(), Slices(c, 32768));
         for (int m : {1, 7, 8, 9, 16, 31, 32, 64}) CheckBothPaths(c, plan, m, "groups");
+        DevicePlan wide = Plan(c, NumSms(), Slices(c, 32768), 16, 2);
+        for (int m : {1, 8, 16}) CheckBothPaths(c, wide, m, "16 warps");
         DevicePlan small = Plan(c, NumSms(), 6);
-        c.Verify(small, 8, {cuda::CopyPath::kCpAsync, false, 99 * 1024}, "99 KB");
-        c.Verify(small, 32, {cuda::CopyPath::kCpAsync, false, 99 * 1024}, "99 KB");
+        c.Verify(small, 8, {cuda::CopyPath::kCpAsync, false, 99 * 1024, 16}, "99 KB");
+        c.Verify(small, 32, {cuda::CopyPath::kCpAsync, false, 99 * 1024, 16}, "99 KB");
       }
     }
   }
@@ -243,11 +251,9 @@ void CheckLayouts(bool quick) {
       spec.layout = layout;
       spec.tile_n = tile_n;
       spec.tile_k = tile_n == 128 ? 256 : 64;
-      for (int max_fragments : {2, 64}) {
-        Case c(spec, max_fragments);
-        DevicePlan plan = Plan(c, quick ? 5 : NumSms(), 3);
-        for (int m : {3, 8, 13, 32}) CheckBothPaths(c, plan, m, "layouts");
-      }
+      Case c(spec);
+      DevicePlan plan = Plan(c, quick ? 5 : NumSms(), 3);
+      for (int m : {3, 8, 13, 32}) CheckBothPaths(c, plan, m, "layouts");
     }
   }
 }
@@ -257,7 +263,7 @@ void CheckPlans() {
   spec.k = 3584;
   spec.n = 1536;
   spec.density = 0.03;
-  Case c(spec, cuda::kDefaultMaxFragments);
+  Case c(spec);
   for (int blocks : {1, 2, 7, 50, 132, 133, 264, 1000}) {
     for (int slices : {2, 3, 7, 28}) {
       DevicePlan plan = Plan(c, blocks, slices);
@@ -275,8 +281,8 @@ void CheckRepeats(int repeats) {
     spec.k = 4096;
     spec.n = 4096;
     spec.density = 0.03;
-    Case c(spec, cuda::kDefaultMaxFragments);
-    DevicePlan plan = Plan(c, NumSms(), 4);
+    Case c(spec);
+    DevicePlan plan = m > 16 ? Plan(c, NumSms(), 4) : Plan(c, NumSms(), 4, 16, 2);
     cuda::LinearW4A16Params p = c.Params(plan, m, {cuda::CopyPath::kAuto, true, 0});
     FQ_CUDA_OK(cuda::LaunchLinearW4A16(p, nullptr));
     FQ_CUDA_OK(cudaDeviceSynchronize());
@@ -300,7 +306,7 @@ void CheckRowIndependence() {
   spec.k = 2560;
   spec.n = 896;
   spec.density = 0.02;
-  Case c(spec, cuda::kDefaultMaxFragments);
+  Case c(spec);
   DevicePlan plan = Plan(c, NumSms(), 3);
   for (int m : {8, 16, 32}) {
     c.Verify(plan, m, {cuda::CopyPath::kAuto, false, 0}, "rows");
@@ -331,7 +337,7 @@ void CheckRefusals() {
   ProblemSpec spec;
   spec.k = 4096;
   spec.n = 64;
-  Case c(spec, cuda::kDefaultMaxFragments);
+  Case c(spec);
   DevicePlan plan = Plan(c, NumSms(), 1);
   auto refused = [&](auto&& change, cudaError_t want, const char* what) {
     cuda::LinearW4A16Params p = c.Params(plan, 8, {});

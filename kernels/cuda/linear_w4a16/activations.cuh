@@ -76,8 +76,8 @@ __device__ void StageActivations(const KernelArgs& args, const WarpPlan& plan, u
   if (warp < num_items) {
     LoadXChunk(args, plan.slice_chunk + chunk_of(warp), warp % kBatchBlocks, lane, v);
   }
-  for (int item = warp; item < num_items; item += kWarpsPerBlock) {
-    const int following = item + kWarpsPerBlock;
+  for (int item = warp; item < num_items; item += args.num_warps) {
+    const int following = item + args.num_warps;
     if (following < num_items) {
       LoadXChunk(args, plan.slice_chunk + chunk_of(following), following % kBatchBlocks, lane,
                  next);

@@ -25,9 +25,34 @@ __device__ __forceinline__ Unit LoadUnit(const Unit* unit) {
   return Unit{v.x, v.y};
 }
 
+// Brings the warp's lists nearer: they are read one by one later, each a miss otherwise.
+__device__ __forceinline__ void PrefetchLists(const KernelArgs& args, const WarpPlan& plan,
+                                              int lane) {
+  if (lane * 16u < plan.num_units) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(args.units + plan.unit_begin + lane * 16u));
+  }
+  if (lane == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.rows + plan.row_begin));
+}
+
 __device__ __forceinline__ RowInfo LoadRowInfo(const RowInfo* row) {
   const uint4 v = __ldg(reinterpret_cast<const uint4*>(row));
   return RowInfo{v.x, v.y, v.z, v.w};
+}
+
+// Starts the copies of the warp's items begin .. end - 1.
+template <bool kBulk>
+__device__ __forceinline__ void FillStages(const KernelArgs& args, const WarpPlan& plan,
+                                           StageRing<kBulk>& ring, int begin, int end) {
+#pragma unroll
+  for (int i = 0; i < kMaxStages; ++i) {
+    if (i < begin || i >= end) continue;
+    if (i < static_cast<int>(plan.num_units)) {
+      ring.Fill(args.records + static_cast<uint64_t>(plan.units[i].offset) * 16,
+                (plan.units[i].flags & kUnitSizeMask) * 16);
+    } else {
+      ring.FillNothing();
+    }
+  }
 }
 
 // What a warp does with its units after the activations are there. Returns through `table` what it
@@ -39,34 +64,30 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const WarpPlan&
                                          int lane) {
   const uint32_t x_base = SharedAddress(shared + args.x_offset);
   const uint32_t sums_base = SharedAddress(shared + args.sums_offset);
+  constexpr uint32_t kSumBytes = kGroups * kBatchBlocks * kRowsPerBatchBlock * 4;
+  const uint32_t dense_bytes = kCodeBytes + kGroups * kGroupScaleBytes * (args.has_zeros ? 2 : 1);
   const Unit* units = args.units + plan.unit_begin;
   const int num_units = static_cast<int>(plan.num_units);
   uint32_t row = plan.row_begin;
   RowInfo info = LoadRowInfo(args.rows + row);
   bool from_start = (plan.units[0].flags & kUnitRowStart) != 0;
-  uint32_t flags = plan.units[0].flags;
+  Unit unit = plan.units[0];
   Unit to_fill = args.stages < num_units ? LoadUnit(units + args.stages) : Unit{};
   float acc[kBlocksPerStrip][kBatchBlocks][4] = {};
 #pragma unroll 1
   for (int i = 0; i < num_units; ++i) {
     const bool last = i + 1 == num_units;
-    const uint32_t next_flags = last ? 0 : LoadUnit(units + i + 1).flags;
+    const Unit next_unit = last ? Unit{} : LoadUnit(units + i + 1);
+    const uint32_t flags = unit.flags;
     const uint32_t chunk = flags >> kUnitChunkShift & kUnitChunkMask;
     const uint32_t x = x_base + chunk * kXChunkBytes;
     const uint32_t record = ring.Wait();
-    uint32_t dense_bytes = 0;
-    if ((flags & kUnitDense) != 0) {
-      AddDense<kBatchBlocks, kGroups>(
-          args, record, x, sums_base + chunk * (kGroups * kBatchBlocks * kRowsPerBatchBlock * 4),
-          lane, acc);
-      dense_bytes = kCodeBytes + kGroups * kGroupScaleBytes * (args.has_zeros ? 2 : 1);
-    }
-    if ((flags & kUnitOutliers) != 0) {
-      const uint32_t outlier_bytes = (flags & kUnitSizeMask) * 16 - dense_bytes;
-      const int ends[kBlocksPerStrip] = {
-          static_cast<int>(flags >> kUnitBlock0Shift & kUnitBlock0Mask),
-          static_cast<int>(outlier_bytes / kFragmentBytes)};
-      AddOutliers<kBatchBlocks>(args, record + dense_bytes, x, ends, lane, acc);
+    const uint32_t num_dense = flags >> kUnitDenseShift & kUnitDenseMask;
+    if (num_dense == 0) AddOutliers<kBatchBlocks>(args, record, x, lane, acc);
+#pragma unroll 1
+    for (uint32_t c = 0; c < num_dense; ++c) {
+      AddDense<kBatchBlocks, kGroups>(args, record + c * dense_bytes, x + c * kXChunkBytes,
+                                      sums_base + (chunk + c) * kSumBytes, lane, acc);
     }
     __syncwarp();
     ring.Advance();
@@ -89,6 +110,7 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const WarpPlan&
         if (lane == 0) {
           table.row[2 * warp + (last ? 1 : 0)] = row;
           table.offset[2 * warp + (last ? 1 : 0)] = slot;
+          table.info[2 * warp + (last ? 1 : 0)] = info;
         }
       }
       if (last) break;
@@ -103,40 +125,33 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const WarpPlan&
       info = LoadRowInfo(args.rows + ++row);
       from_start = true;
     }
-    flags = next_flags;
+    unit = next_unit;
   }
 }
 
-// Grid: plan's blocks (normally one per SM), 256 threads. Shared memory: KernelArgs' offsets, the
-// ring last (launch.cu). Pointers aligned as launchers.h says. m <= 8 * kBatchBlocks.
+// Grid: plan's blocks (normally one per SM), num_warps * 32 threads. Shared memory: KernelArgs'
+// offsets, the ring last (launch.cu). Pointers aligned as launchers.h says. m <= 8 * kBatchBlocks.
 template <int kBatchBlocks, int kGroups, bool kBulk>
-__global__ void __launch_bounds__(kWarpsPerBlock * 32, 512 / (kWarpsPerBlock * 32))
+__global__ void __launch_bounds__(MaxWarps(kBatchBlocks) * 32, 1)
     LinearW4A16Kernel(const __grid_constant__ KernelArgs args) {
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const WarpPlan plan = LoadWarpPlan(args.warps + blockIdx.x * kWarpsPerBlock + warp, lane);
+  const WarpPlan plan = LoadWarpPlan(args.warps + blockIdx.x * args.num_warps + warp, lane);
   SlotTable& table = *reinterpret_cast<SlotTable*>(shared + kSharedBarrierBytes);
-  if (lane < 2) table.row[2 * warp + lane] = kNoRow;
+  if (warp == 0) table.row[lane] = kNoRow;
 
   const uint32_t ring_offset = args.ring_offset + warp * args.stages * args.stage_bytes;
   StageRing<kBulk> ring(SharedAddress(shared + ring_offset),
                         SharedAddress(shared + warp * kMaxStages * 8), args.stages,
                         args.stage_bytes, lane);
-#pragma unroll
-  for (int i = 0; i < kMaxStages; ++i) {
-    if (i >= args.stages) break;
-    if (i < static_cast<int>(plan.num_units)) {
-      ring.Fill(args.records + static_cast<uint64_t>(plan.units[i].offset) * 16,
-                (plan.units[i].flags & kUnitSizeMask) * 16);
-    } else {
-      ring.FillNothing();
-    }
-  }
+  FillStages<kBulk>(args, plan, ring, 0, args.early_stages);
+  PrefetchLists(args, plan, lane);
   // Weights do not depend on the kernel before; activations, the workspace and y do.
   ReleaseNextKernel();
   WaitForPreviousKernel();
   StageActivations<kBatchBlocks, kGroups>(args, plan, shared, warp, lane);
+  FillStages<kBulk>(args, plan, ring, args.early_stages, args.stages);
   __syncthreads();
   if (plan.num_units != 0) {
     RunUnits<kBatchBlocks, kGroups, kBulk>(args, plan, ring, shared, ring_offset, table, warp,

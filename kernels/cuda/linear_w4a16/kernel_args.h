@@ -18,6 +18,7 @@ struct KernelArgs {
   int32_t k;
   int32_t n;
   int32_t num_strips;
+  int32_t num_warps;
   bool has_zeros;
 
   const uint8_t* records;
@@ -35,18 +36,22 @@ struct KernelArgs {
   uint32_t ring_offset;
   uint32_t stage_bytes;
   int32_t stages;
+  int32_t early_stages;  // filled before the activations are staged
 };
+
+// More than 16 rows need more than 128 registers a thread.
+constexpr int MaxWarps(int batch_blocks) { return batch_blocks <= 2 ? kMaxWarpsPerBlock : 8; }
 
 // Partial sums of one row in FP32.
 template <int kBatchBlocks>
 inline constexpr uint32_t kSlotBytes = kBlocksPerStrip* kBatchBlocks * 512;
 
-// Behind each stage: the outlier path fetches four fragments at a time.
-inline constexpr uint32_t kStageTailBytes = 3 * kFragmentBytes;
+// Behind each stage: the outlier path reads a batch of four fragments whole.
+inline constexpr uint32_t kStageTailBytes = 4 * kFragmentBytes;
 
-inline constexpr uint32_t kSharedBarrierBytes = kWarpsPerBlock * 4 * 8;  // kMaxStages = 4
-inline constexpr uint32_t kSharedSlotTableBytes = 2 * kWarpsPerBlock * 8;
-inline constexpr uint32_t kSharedHeadBytes = 1024;  // the two above, rounded up
-static_assert(kSharedBarrierBytes + kSharedSlotTableBytes <= kSharedHeadBytes);
+inline constexpr uint32_t kSharedBarrierBytes = kMaxWarpsPerBlock * 4 * 8;  // kMaxStages = 4
+inline constexpr uint32_t kSharedSlotTableBytes = 2 * kMaxWarpsPerBlock * 24;
+inline constexpr uint32_t kSharedHeadBytes = kSharedBarrierBytes + kSharedSlotTableBytes;
+static_assert(kSharedHeadBytes % 16 == 0);
 
 }  // namespace flashquant::cuda

@@ -10,7 +10,7 @@ namespace flashquant::cuda {
 namespace {
 
 constexpr int kMaxRowsPerPass = 32;
-constexpr int kMinStages = 2;
+constexpr int kMinStages = 1;
 constexpr int kMaxRingStages = kPlanUnits;
 
 struct DeviceLimits {
@@ -38,7 +38,8 @@ bool IsValid(const LinearW4A16Params& p) {
   const bool sizes = p.m >= 1 && p.k >= 8 && p.n >= 8 && p.k % 8 == 0 && p.n % 8 == 0 &&
                      p.x_stride >= p.k && p.x_stride % 8 == 0 && p.y_stride >= p.n &&
                      p.y_stride % 2 == 0 && p.num_blocks >= 1 && p.slice_chunks >= 1 &&
-                     p.num_first_slots >= 0 && p.num_first_slots <= kWarpsPerBlock;
+                     p.num_first_slots >= 0 && p.num_first_slots <= p.num_warps &&
+                     p.num_warps >= 1 && p.num_warps <= kMaxWarpsPerBlock;
   const bool record =
       p.stage_bytes >= kCodeBytes && p.stage_bytes % 16 == 0 && p.stage_bytes <= kMaxRecordBytes;
   return sizes && record && IsAligned(p.x, 16) && IsAligned(p.y, 4) && IsAligned(p.records, 16) &&
@@ -78,10 +79,13 @@ uint32_t LayOutShared(const LinearW4A16Params& p, int batch_blocks, int limit, K
   args->ring_offset =
       args->first_slots_offset + static_cast<uint32_t>(p.num_first_slots) * blocks * kSlotBytes<1>;
   args->stage_bytes = static_cast<uint32_t>(p.stage_bytes) + kStageTailBytes;
-  const uint32_t ring_stage = kWarpsPerBlock * args->stage_bytes;
+  const uint32_t ring_stage = static_cast<uint32_t>(p.num_warps) * args->stage_bytes;
   const int64_t left = int64_t{limit} - args->ring_offset;
   args->stages = static_cast<int>(std::min<int64_t>(kMaxRingStages, left / ring_stage));
   if (left < 0 || args->stages < kMinStages) return 0;
+  // A warp leaves its last sums in its own part of the ring.
+  if (args->stages * args->stage_bytes < blocks * kSlotBytes<1>) return 0;
+  args->early_stages = std::clamp(p.early_stages, 0, args->stages);
   return args->ring_offset + static_cast<uint32_t>(args->stages) * ring_stage;
 }
 
@@ -89,7 +93,7 @@ cudaError_t LaunchPass(const LinearW4A16Params& p, KernelArgs args, bool bulk, i
                        cudaStream_t stream) {
   const int batch_blocks = BatchBlocks(args.m);
   const void* kernel = SelectKernel(batch_blocks, p.groups_per_chunk, bulk);
-  if (kernel == nullptr) return cudaErrorInvalidValue;
+  if (kernel == nullptr || p.num_warps > MaxWarps(batch_blocks)) return cudaErrorInvalidValue;
   const uint32_t shared_bytes = LayOutShared(p, batch_blocks, limit, &args);
   if (shared_bytes == 0) return cudaErrorInvalidConfiguration;
   if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -102,7 +106,7 @@ cudaError_t LaunchPass(const LinearW4A16Params& p, KernelArgs args, bool bulk, i
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(p.num_blocks));
-  config.blockDim = dim3(kWarpsPerBlock * 32);
+  config.blockDim = dim3(static_cast<unsigned>(p.num_warps) * 32);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
@@ -128,12 +132,14 @@ cudaError_t LaunchLinearW4A16(const LinearW4A16Params& p, cudaStream_t stream) {
   if (p.path == CopyPath::kBulk && !bulk) return cudaErrorInvalidValue;
   const int limit = p.shared_bytes_limit > 0 ? std::min(p.shared_bytes_limit, limits.shared_bytes)
                                              : limits.shared_bytes;
+  const int rows_per_pass = std::clamp(p.rows_per_pass, 1, kMaxRowsPerPass);
   KernelArgs args = {};
   args.x_stride = p.x_stride;
   args.y_stride = p.y_stride;
   args.k = p.k;
   args.n = p.n;
   args.num_strips = (p.n + kStripN - 1) / kStripN;
+  args.num_warps = p.num_warps;
   args.has_zeros = p.has_zeros;
   args.records = p.records;
   args.units = p.units;
@@ -141,8 +147,8 @@ cudaError_t LaunchLinearW4A16(const LinearW4A16Params& p, cudaStream_t stream) {
   args.rows = p.rows;
   args.workspace = p.workspace;
   args.counters = p.counters;
-  for (int32_t row = 0; row < p.m; row += kMaxRowsPerPass) {
-    args.m = std::min(p.m - row, kMaxRowsPerPass);
+  for (int32_t row = 0; row < p.m; row += rows_per_pass) {
+    args.m = std::min(p.m - row, rows_per_pass);
     args.x = static_cast<const __nv_bfloat16*>(p.x) + row * p.x_stride;
     args.y = static_cast<__nv_bfloat16*>(p.y) + row * p.y_stride;
     if (cudaError_t error = LaunchPass(p, args, bulk, limit, stream); error != cudaSuccess) {

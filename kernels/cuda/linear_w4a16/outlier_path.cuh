@@ -1,63 +1,114 @@
-// Outlier part of a record: each outlier is one column of an MMA. Its A fragment has the value at
-// the outlier's channel and zeros elsewhere, its x row comes by ldmatrix with the outlier's own
-// address, and the product lands in the accumulators of the dense path: no second accumulator, no
-// barrier, no atomics.
-// Source: design "kernel" 4, strategy 3b, changed as packed_format.h says.
+// Outlier records: each outlier is one column of an MMA. Its A fragment has the value at the
+// outlier's channel and zeros elsewhere, its x row comes by ldmatrix with the outlier's own
+// address, and the product lands in the accumulators of the dense path: no shared sums, no barrier,
+// no atomics. Source: design "kernel" 4, strategy 3b, changed as packed_format.h says.
 #pragma once
+
+#include <cuda_fp16.h>
 
 #include "kernels/cuda/linear_w4a16/dense_path.cuh"
 
 namespace flashquant::cuda {
 
-// A registers (channel g, channel g + 8) of a pair of slots.
-__device__ __forceinline__ void ExpandSlots(const uint2& slots, uint32_t g_pair, uint32_t& low,
-                                            uint32_t& high) {
-  const uint32_t channels = slots.x & 0x000f000f;
-  low = slots.y & EqualHalvesMask(channels, g_pair);
-  high = slots.y & EqualHalvesMask(channels, g_pair | 0x00080008);
+// 0xffff in each half where the halves are equal. Both operands hold integers 0..15 per half, which
+// as FP16 are distinct subnormals, so that the half-precision comparison can do it in one
+// instruction.
+__device__ __forceinline__ uint32_t EqualHalvesMask(uint32_t a, uint32_t b) {
+  __half2 x;
+  __half2 y;
+  memcpy(&x, &a, sizeof(x));
+  memcpy(&y, &b, sizeof(y));
+  return __heq2_mask(x, y);
 }
 
-// Adds the outlier fragments from shared address `fragments` on to `acc`; ends[b]: fragments of
-// blocks 0..b; `x` as in AddDense. Reads up to 3 fragments behind the last one of the record,
-// inside the stage and its tail: what is there does not matter, its values are not used and its
-// positions stay in the chunk.
+// The A register of a pair of slots for the lanes of channel g: their values where the channel is
+// g.
+__device__ __forceinline__ uint32_t ExpandSlots(const uint2& slots, uint32_t g_pair) {
+  return slots.y & EqualHalvesMask(slots.x & 0x000f000f, g_pair);
+}
+
+// Where a lane finds its part of a batch of four fragments.
+struct OutlierCursor {
+  uint32_t positions;  // shared address of the lane's position in the record's first fragment
+  uint32_t fragment;   // of a batch, whose x row the lane fetches
+  uint32_t last;       // fragment of the record
+  uint32_t pairs;      // shared address of the pair of slots that the lane expands
+  uint32_t x;          // shared address of the window in batch block 0
+  uint32_t g_pair;     // the lane's channel, twice
+};
+
+// x rows of a batch of four fragments as B fragments; behind the record's last one, that one again.
 template <int kBatchBlocks>
-__device__ __forceinline__ void AddOutliers(const KernelArgs& args, uint32_t fragments, uint32_t x,
-                                            const int (&ends)[kBlocksPerStrip], int lane,
-                                            Accumulators<kBatchBlocks>& acc) {
-  const uint32_t g_pair = (lane >> 2) * 0x00010001u;
-  const uint32_t position_offset =
-      (lane >> 3) * kFragmentBytes + ((lane & 7) >> 1) * 8 + (lane & 1) * 2;
-  const uint32_t pair_offset = (lane & 3) * 8;
-  int fragment = 0;
+__device__ __forceinline__ void FetchRows(const KernelArgs& args, const OutlierCursor& cursor,
+                                          uint32_t fragment, uint32_t (&b)[kBatchBlocks][4]) {
+  constexpr uint32_t kFeatureMask = kWindowChunks * kXChunkBytes - 16;
+  const uint32_t own = min(fragment + cursor.fragment, cursor.last);
+  const uint32_t row =
+      cursor.x + (LoadShared2(cursor.positions + own * kFragmentBytes) & kFeatureMask);
 #pragma unroll
-  for (int block = 0; block < kBlocksPerStrip; ++block) {
-    const int end = ends[block];
-    for (; fragment < end; fragment += 4) {
-      const uint32_t base = fragments + fragment * kFragmentBytes;
-      const uint32_t row = x + (LoadShared2(base + position_offset) & (kXChunkBytes - 16));
-      uint32_t b[kBatchBlocks][4];
-#pragma unroll
-      for (int nb = 0; nb < kBatchBlocks; ++nb) {
-        LdMatrixX4Trans(b[nb], row + nb * args.x_block_pitch);
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (fragment + 2 * half >= end) continue;
-        const uint2 first = LoadShared8(base + 2 * half * kFragmentBytes + pair_offset);
-        uint2 second = LoadShared8(base + (2 * half + 1) * kFragmentBytes + pair_offset);
-        if (fragment + 2 * half + 1 >= end) second.y = 0;
-        uint32_t a[4];
-        ExpandSlots(first, g_pair, a[0], a[1]);
-        ExpandSlots(second, g_pair, a[2], a[3]);
-#pragma unroll
-        for (int nb = 0; nb < kBatchBlocks; ++nb) {
-          MmaBf16(acc[block][nb], a, b[nb][2 * half], b[nb][2 * half + 1], acc[block][nb]);
-        }
-      }
-    }
-    fragment = end;
+  for (int nb = 0; nb < kBatchBlocks; ++nb) {
+    LdMatrixX4Trans(b[nb], row + nb * args.x_block_pitch);
   }
+}
+
+// One octet's fragments fragment .. end - 1; b holds the rows of the first batch, and on return
+// those of the batch at `end`.
+template <int kBatchBlocks, int kOctet>
+__device__ __forceinline__ void AddOctet(const KernelArgs& args, const OutlierCursor& cursor,
+                                         uint32_t& fragment, uint32_t end,
+                                         uint32_t (&b)[kBatchBlocks][4],
+                                         float (&acc)[kBatchBlocks][4]) {
+  constexpr int kRow = kOctet % 2;  // channels g or g + 8 of the block
+  uint32_t a0[4] = {0, 0, 0, 0};
+  uint32_t a1[4] = {0, 0, 0, 0};
+#pragma unroll 1
+  while (fragment < end) {
+    const uint32_t base = cursor.pairs + fragment * kFragmentBytes;
+    const uint32_t left = end - fragment;
+    const uint2 first = LoadShared8(base);
+    uint2 second = LoadShared8(base + kFragmentBytes);
+    uint2 third = LoadShared8(base + 2 * kFragmentBytes);
+    uint2 fourth = LoadShared8(base + 3 * kFragmentBytes);
+    if (left < 4) {
+      fourth.y = 0;
+      if (left < 3) third.y = 0;
+      if (left < 2) second.y = 0;
+    }
+    a0[kRow] = ExpandSlots(first, cursor.g_pair);
+    a0[kRow + 2] = ExpandSlots(second, cursor.g_pair);
+    a1[kRow] = ExpandSlots(third, cursor.g_pair);
+    a1[kRow + 2] = ExpandSlots(fourth, cursor.g_pair);
+#pragma unroll
+    for (int nb = 0; nb < kBatchBlocks; ++nb) {
+      MmaBf16(acc[nb], a0, b[nb][0], b[nb][1], acc[nb]);
+      MmaBf16(acc[nb], a1, b[nb][2], b[nb][3], acc[nb]);
+    }
+    fragment += min(left, 4u);
+    FetchRows<kBatchBlocks>(args, cursor, fragment, b);
+  }
+}
+
+// Adds the outlier record at shared address `record` to `acc`. `x`: shared address of the window's
+// first chunk in batch block 0.
+template <int kBatchBlocks>
+__device__ __forceinline__ void AddOutliers(const KernelArgs& args, uint32_t record, uint32_t x,
+                                            int lane, Accumulators<kBatchBlocks>& acc) {
+  const uint32_t ends = LoadShared4(record);
+  const uint32_t fragments = record + kOutlierHeaderBytes;
+  OutlierCursor cursor;
+  cursor.positions = fragments + ((lane & 7) >> 1) * 8 + (lane & 1) * 2;
+  cursor.fragment = lane >> 3;
+  cursor.last = (ends >> 24) - 1;
+  cursor.pairs = fragments + (lane & 3) * 8;
+  cursor.x = x;
+  cursor.g_pair = (lane >> 2) * 0x00010001u;
+  uint32_t b[kBatchBlocks][4];
+  uint32_t fragment = 0;
+  FetchRows<kBatchBlocks>(args, cursor, fragment, b);
+  AddOctet<kBatchBlocks, 0>(args, cursor, fragment, ends & 0xff, b, acc[0]);
+  AddOctet<kBatchBlocks, 1>(args, cursor, fragment, ends >> 8 & 0xff, b, acc[0]);
+  AddOctet<kBatchBlocks, 2>(args, cursor, fragment, ends >> 16 & 0xff, b, acc[1]);
+  AddOctet<kBatchBlocks, 3>(args, cursor, fragment, ends >> 24, b, acc[1]);
 }
 
 }  // namespace flashquant::cuda

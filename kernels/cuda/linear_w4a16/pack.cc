@@ -12,22 +12,22 @@
 namespace flashquant::cuda {
 namespace {
 
-constexpr int kNumClasses = 8;  // features with equal k % 8 share a bank group of shared memory
+constexpr size_t kNumClasses = 8;  // features with equal k % 8 share a bank group of shared memory
 constexpr uint16_t kZeroPoint8AsBf16 = 0x4308;
 constexpr uint8_t kTwoZeroCodes = 0x88;
 
 struct Slot {
-  uint16_t position = 0;  // feature in the chunk * 16 + channel in the block
+  uint16_t position = 0;  // feature in the window * 16 + channel in the octet
   uint16_t value = 0;
 };
 
-// Outliers of one cell by block of 16 channels.
-using CellSlots = std::array<std::vector<Slot>, kBlocksPerStrip>;
+// Outliers of one window by octet of channels.
+using WindowSlots = std::array<std::vector<Slot>, kOctetsPerStrip>;
 using Fragment = std::array<Slot, kSlotsPerFragment>;
 
-struct CellFragments {
+struct WindowFragments {
   std::vector<Fragment> fragments;
-  std::array<int, kBlocksPerStrip> ends{};
+  std::array<int, kOctetsPerStrip> ends{};
 };
 
 void ParallelFor(int64_t count, int num_threads, const std::function<void(int64_t)>& body) {
@@ -41,7 +41,7 @@ void ParallelFor(int64_t count, int num_threads, const std::function<void(int64_
   for (std::thread& thread : threads) thread.join();
 }
 
-int ClassOf(const Slot& slot) { return (slot.position >> 4) % kNumClasses; }
+size_t ClassOf(const Slot& slot) { return (slot.position >> 4) % kNumClasses; }
 
 // Fills fragments so that the eight features of each are of different classes as far as possible
 // (the eight 16-byte rows that one ldmatrix phase reads then lie in different banks): each time one
@@ -50,23 +50,21 @@ void AppendFragments(std::vector<Slot> slots, std::vector<Fragment>& fragments) 
   std::stable_sort(slots.begin(), slots.end(),
                    [](const Slot& a, const Slot& b) { return a.position < b.position; });
   std::array<std::vector<Slot>, kNumClasses> classes;
-  for (const Slot& slot : slots) classes[static_cast<size_t>(ClassOf(slot))].push_back(slot);
+  for (const Slot& slot : slots) classes[ClassOf(slot)].push_back(slot);
   std::array<size_t, kNumClasses> used{};
-  std::array<int, kNumClasses> order{0, 1, 2, 3, 4, 5, 6, 7};
-  auto remaining = [&](int c) {
-    return classes[static_cast<size_t>(c)].size() - used[static_cast<size_t>(c)];
-  };
+  std::array<size_t, kNumClasses> order{0, 1, 2, 3, 4, 5, 6, 7};
+  auto remaining = [&](size_t c) { return classes[c].size() - used[c]; };
   size_t left = slots.size();
   while (left > 0) {
     Fragment fragment;
     size_t filled = 0;
     while (filled < fragment.size() && left > 0) {
-      std::sort(order.begin(), order.end(), [&](int a, int b) {
+      std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
         return remaining(a) != remaining(b) ? remaining(a) > remaining(b) : a < b;
       });
-      for (int c : order) {
+      for (size_t c : order) {
         if (remaining(c) == 0 || filled == fragment.size()) break;
-        fragment[filled++] = classes[static_cast<size_t>(c)][used[static_cast<size_t>(c)]++];
+        fragment[filled++] = classes[c][used[c]++];
         --left;
       }
     }
@@ -76,23 +74,24 @@ void AppendFragments(std::vector<Slot> slots, std::vector<Fragment>& fragments) 
   }
 }
 
-CellFragments MakeFragments(CellSlots& cell) {
-  CellFragments out;
-  for (size_t block = 0; block < cell.size(); ++block) {
-    AppendFragments(std::move(cell[block]), out.fragments);
-    out.ends[block] = static_cast<int>(out.fragments.size());
+WindowFragments MakeFragments(WindowSlots& window) {
+  WindowFragments out;
+  for (size_t octet = 0; octet < window.size(); ++octet) {
+    AppendFragments(std::move(window[octet]), out.fragments);
+    out.ends[octet] = static_cast<int>(out.fragments.size());
   }
   return out;
 }
 
 class Packer {
  public:
-  Packer(const Int4Arrays& weight, const TileCooPointers& outliers, int max_fragments)
-      : weight_(weight), outliers_(outliers), max_fragments_(max_fragments) {
+  Packer(const Int4Arrays& weight, const TileCooPointers& outliers)
+      : weight_(weight), outliers_(outliers) {
     out_.n = static_cast<int32_t>(weight.n);
     out_.k = static_cast<int32_t>(weight.k);
     out_.num_strips = static_cast<int32_t>((weight.n + kStripN - 1) / kStripN);
     out_.num_chunks = static_cast<int32_t>((weight.k + kChunkK - 1) / kChunkK);
+    out_.num_windows = (out_.num_chunks + kWindowChunks - 1) / kWindowChunks;
     out_.groups_per_chunk = weight.group_size < kChunkK && weight.group_size < weight.k_padded
                                 ? static_cast<int32_t>(kChunkK / weight.group_size)
                                 : 1;
@@ -103,39 +102,39 @@ class Packer {
   }
 
   PackedLinear Pack(int num_threads) {
-    const size_t num_cells =
-        static_cast<size_t>(out_.num_strips) * static_cast<size_t>(out_.num_chunks);
-    num_fragments_.resize(num_cells);
+    num_fragments_.resize(static_cast<size_t>(out_.num_strips) *
+                          static_cast<size_t>(out_.num_windows));
     ParallelFor(num_columns_, num_threads, [&](int64_t column) {
-      ForEachCell(column, [&](size_t cell, CellSlots& slots) {
+      ForEachWindow(column, [&](size_t window, WindowSlots& slots) {
         size_t fragments = 0;
-        for (const std::vector<Slot>& block : slots) {
-          fragments += (block.size() + kSlotsPerFragment - 1) / kSlotsPerFragment;
+        for (const std::vector<Slot>& octet : slots) {
+          fragments += (octet.size() + kSlotsPerFragment - 1) / kSlotsPerFragment;
         }
-        num_fragments_[cell] = static_cast<int>(fragments);
+        num_fragments_[window] = static_cast<int>(fragments);
       });
     });
     LayOutRecords();
     ParallelFor(num_columns_, num_threads, [&](int64_t column) {
-      ForEachCell(column, [&](size_t cell, CellSlots& slots) { WriteCell(cell, slots); });
+      ForEachWindow(column, [&](size_t window, WindowSlots& slots) { WriteWindow(window, slots); });
     });
     return std::move(out_);
   }
 
  private:
-  // Calls visit(cell, its outliers) for the cells of the strips in a column of tiles.
+  // Calls visit(window, its outliers) for the windows of the strips in a column of tiles.
   template <typename Visitor>
-  void ForEachCell(int64_t column, Visitor&& visit) {
+  void ForEachWindow(int64_t column, Visitor&& visit) {
     const int64_t first_strip = column * strips_per_column_;
     const int64_t num_strips = std::min<int64_t>(strips_per_column_, out_.num_strips - first_strip);
-    std::vector<CellSlots> cells(static_cast<size_t>(num_strips * out_.num_chunks));
-    if (outliers_.tile_indptr != nullptr) GatherOutliers(column, cells);
-    for (size_t i = 0; i < cells.size(); ++i) {
-      visit(static_cast<size_t>(first_strip * out_.num_chunks) + i, cells[i]);
+    std::vector<WindowSlots> windows(static_cast<size_t>(num_strips * out_.num_windows));
+    if (outliers_.tile_indptr != nullptr) GatherOutliers(column, windows);
+    for (size_t i = 0; i < windows.size(); ++i) {
+      visit(static_cast<size_t>(first_strip * out_.num_windows) + i, windows[i]);
     }
   }
 
-  void GatherOutliers(int64_t column, std::vector<CellSlots>& cells) const {
+  void GatherOutliers(int64_t column, std::vector<WindowSlots>& windows) const {
+    constexpr int64_t kWindowK = kWindowChunks * kChunkK;
     const int64_t tiles_k = (weight_.k + outliers_.tile_k - 1) / outliers_.tile_k;
     for (int64_t ik = 0; ik < tiles_k; ++ik) {
       const int64_t tile = column * tiles_k + ik;
@@ -147,10 +146,10 @@ class Packer {
           if (slot.value == 0) continue;
           const int64_t k = ik * outliers_.tile_k + record[s];
           const int n = record[4 + s];  // inside the column of tiles
-          slot.position = static_cast<uint16_t>(k % kChunkK * 16 + n % 16);
-          cells[static_cast<size_t>(n / kStripN * out_.num_chunks + k / kChunkK)]
-               [static_cast<size_t>(n % kStripN / 16)]
-                   .push_back(slot);
+          slot.position = static_cast<uint16_t>(k % kWindowK * 16 + n % 8);
+          windows[static_cast<size_t>(n / kStripN * out_.num_windows + k / kWindowK)]
+                 [static_cast<size_t>(n % kStripN / 8)]
+                     .push_back(slot);
         }
       }
     }
@@ -158,45 +157,52 @@ class Packer {
 
   void LayOutRecords() {
     uint32_t offset = 0;
-    for (int fragments : num_fragments_) {
-      out_.cell_begin.push_back(static_cast<uint32_t>(out_.records.size()));
-      int left = fragments;
-      do {
-        const bool dense = left == fragments;
-        const int here = std::min(left, max_fragments_);
-        const int bytes = (dense ? dense_bytes_ : 0) + here * kFragmentBytes;
-        out_.records.push_back({offset, static_cast<uint16_t>(bytes / 16), 0, dense, here > 0});
-        out_.stage_bytes = std::max(out_.stage_bytes, bytes);
-        offset += static_cast<uint32_t>(bytes / 16);
-        left -= here;
-      } while (left > 0);
+    auto add = [&](int bytes, int chunk, bool dense) {
+      out_.records.push_back(
+          {offset, static_cast<uint16_t>(bytes / 16), static_cast<uint16_t>(chunk), dense});
+      if (!dense) out_.max_outlier_bytes = std::max(out_.max_outlier_bytes, bytes);
+      offset += static_cast<uint32_t>(bytes / 16);
+    };
+    for (size_t window = 0; window < num_fragments_.size(); ++window) {
+      out_.window_begin.push_back(static_cast<uint32_t>(out_.records.size()));
+      const int first =
+          static_cast<int>(window % static_cast<size_t>(out_.num_windows)) * kWindowChunks;
+      const int last = std::min(first + kWindowChunks, out_.num_chunks);
+      for (int chunk = first; chunk < last; ++chunk) add(dense_bytes_, chunk, true);
+      for (int left = num_fragments_[window]; left > 0; left -= kMaxFragments) {
+        add(kOutlierHeaderBytes + std::min(left, kMaxFragments) * kFragmentBytes, first, false);
+      }
     }
-    out_.cell_begin.push_back(static_cast<uint32_t>(out_.records.size()));
+    out_.dense_bytes = dense_bytes_;
+    out_.window_begin.push_back(static_cast<uint32_t>(out_.records.size()));
     out_.bytes.resize(static_cast<size_t>(offset) * 16);
   }
 
-  void WriteCell(size_t cell, CellSlots& slots) {
-    const CellFragments cell_fragments = MakeFragments(slots);
+  void WriteWindow(size_t window, WindowSlots& slots) {
+    const WindowFragments fragments = MakeFragments(slots);
+    const auto strip = static_cast<int64_t>(window) / out_.num_windows;
     int first = 0;
-    for (uint32_t r = out_.cell_begin[cell]; r < out_.cell_begin[cell + 1]; ++r) {
-      PackedRecord& record = out_.records[r];
+    for (uint32_t r = out_.window_begin[window]; r < out_.window_begin[window + 1]; ++r) {
+      const PackedRecord& record = out_.records[r];
       uint8_t* out = out_.bytes.data() + static_cast<size_t>(record.offset) * 16;
       if (record.dense) {
-        WriteDense(static_cast<int64_t>(cell), out);
-        out += dense_bytes_;
+        WriteDense(strip * kStripN, int64_t{record.chunk} * kChunkK, out);
+      } else {
+        WriteFragments(fragments, first, out);
+        first += kMaxFragments;
       }
-      if (record.outliers) WriteFragments(cell_fragments, first, record, out);
-      first += max_fragments_;
     }
   }
 
-  void WriteFragments(const CellFragments& cell, int first, PackedRecord& record,
-                      uint8_t* out) const {
-    const int last = std::min(first + max_fragments_, static_cast<int>(cell.fragments.size()));
-    const int block0_end = std::clamp(cell.ends[0], first, last);
-    record.block0_fragments = static_cast<uint16_t>(block0_end - first);
+  static void WriteFragments(const WindowFragments& window, int first, uint8_t* out) {
+    const int last = std::min(first + kMaxFragments, static_cast<int>(window.fragments.size()));
+    std::memset(out, 0, kOutlierHeaderBytes);
+    for (size_t octet = 0; octet < kOctetsPerStrip; ++octet) {
+      out[octet] = static_cast<uint8_t>(std::clamp(window.ends[octet], first, last) - first);
+    }
+    out += kOutlierHeaderBytes;
     for (int f = first; f < last; ++f) {
-      const Fragment& fragment = cell.fragments[static_cast<size_t>(f)];
+      const Fragment& fragment = window.fragments[static_cast<size_t>(f)];
       for (size_t pair = 0; pair < kSlotsPerFragment / 2; ++pair) {
         const Slot& low = fragment[2 * pair];
         const Slot& high = fragment[2 * pair + 1];
@@ -212,9 +218,7 @@ class Packer {
     return weight_.qweight[n * (weight_.k_padded / 2) + k / 2];
   }
 
-  void WriteDense(int64_t cell, uint8_t* out) const {
-    const int64_t n0 = cell / out_.num_chunks * kStripN;
-    const int64_t k0 = cell % out_.num_chunks * kChunkK;
+  void WriteDense(int64_t n0, int64_t k0, uint8_t* out) const {
     for (int64_t pair = 0; pair < kChunkK / 32; ++pair) {
       for (int64_t lane = 0; lane < 32; ++lane) {
         for (int64_t i = 0; i < 4; ++i) {  // step, block
@@ -256,19 +260,18 @@ class Packer {
 
   const Int4Arrays& weight_;
   const TileCooPointers& outliers_;
-  const int max_fragments_;
   int dense_bytes_ = 0;
   int64_t strips_per_column_ = 1;
   int64_t num_columns_ = 0;
-  std::vector<int> num_fragments_;
+  std::vector<int> num_fragments_;  // by window
   PackedLinear out_;
 };
 
 }  // namespace
 
 PackedLinear PackLinear(const Int4Arrays& weight, const TileCooPointers& outliers,
-                        int max_fragments, int num_threads) {
-  return Packer(weight, outliers, max_fragments).Pack(num_threads);
+                        int num_threads) {
+  return Packer(weight, outliers).Pack(num_threads);
 }
 
 }  // namespace flashquant::cuda

@@ -33,9 +33,8 @@ struct TileCooPointers {
 struct PackedRecord {
   uint32_t offset = 0;  // in 16 bytes
   uint16_t num_16bytes = 0;
-  uint16_t block0_fragments = 0;
+  uint16_t chunk = 0;  // of the whole K; for outliers the window's first
   bool dense = false;
-  bool outliers = false;
 };
 
 struct PackedLinear {
@@ -43,20 +42,18 @@ struct PackedLinear {
   int32_t k = 0;
   int32_t num_strips = 0;
   int32_t num_chunks = 0;
+  int32_t num_windows = 0;
   int32_t groups_per_chunk = 1;
   bool has_zeros = false;
-  int32_t stage_bytes = 0;  // the largest record
+  int32_t dense_bytes = 0;        // of a dense record
+  int32_t max_outlier_bytes = 0;  // of the largest outlier record
   std::vector<uint8_t> bytes;
   std::vector<PackedRecord> records;
-  std::vector<uint32_t> cell_begin;  // [num_strips * num_chunks + 1], first record of each cell
+  std::vector<uint32_t>
+      window_begin;  // [num_strips * num_windows + 1], first record of each window
 };
 
-inline constexpr int kDefaultMaxFragments = 64;
-
-// Packs one layer. `max_fragments`: outlier fragments (8 slots) that one record may hold, 1..128; a
-// fuller cell continues in further records. `num_threads` >= 1. The result depends only on the
-// arrays and max_fragments.
-PackedLinear PackLinear(const Int4Arrays& weight, const TileCooPointers& outliers,
-                        int max_fragments, int num_threads);
+// Packs one layer. `num_threads` >= 1. The result depends only on the arrays.
+PackedLinear PackLinear(const Int4Arrays& weight, const TileCooPointers& outliers, int num_threads);
 
 }  // namespace flashquant::cuda

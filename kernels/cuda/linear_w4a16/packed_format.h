@@ -2,27 +2,27 @@
 // Plain structs shared by the host packer (pack.h), the planner (plan.h) and the kernel. A cache
 // made at load from the canonical arrays, never a file format.
 //
-// Record = everything of one cell of 32 output channels (a strip) x 128 input features (a chunk):
-//   dense part    4 pairs of k16 steps x 512 bytes of codes, then per quantization group in the
-//                 chunk (G = 1, 2 or 4; a group of 128 or more counts as one per chunk) 64 bytes of
-//                 scales, then, with zero points, G x 64 bytes of 128 + z
-//   outlier part  fragments of 8 outliers, 32 bytes each
-// One contiguous range, so that one copy brings it. A cell with more outliers than a stage can hold
-// continues in further records without a dense part.
+// Dense record = the codes of 32 output channels (a strip) x 128 input features (a chunk): 4 pairs
+// of k16 steps x 512 bytes of codes, then per quantization group in the chunk (G = 1, 2 or 4; a
+// group of 128 or more counts as one per chunk) 64 bytes of scales, then, with zero points, G x 64
+// bytes of 128 + z.
+//   Codes: the 16 bytes of lane (g, t) in a pair of steps are four words: step 0 block 0, step 0
+//   block 1, step 1 block 0, step 1 block 1 (blocks of 16 channels). Bits 4r + 16h .. + 3 of a word
+//   are register r, half h of the MMA's A fragment: channel g + 8 * (r % 2), feature
+//   2t + h + 8 * (r / 2). Scales and zero points: BF16, [g][block][channel g, channel g + 8].
 //
-// Codes: the 16 bytes of lane (g, t) in a pair of steps are four words: step 0 block 0, step 0
-// block 1, step 1 block 0, step 1 block 1 (blocks of 16 channels). Bits 4r + 16h .. + 3 of a word
-// are register r, half h of the MMA's A fragment: channel g + 8 * (r % 2), feature
-// 2t + h + 8 * (r / 2). Scales and zero points: BF16, [g][block][channel g, channel g + 8].
-//
-// Fragment of outliers: all of one block, those of block 0 first. Four pairs
-// of slots, 8 bytes each: {u16 position of slot 2t, of slot 2t + 1, u16 value of each}, where
-// position = (feature in the chunk) * 16 + (channel in the block). Every outlier is one column of
-// an MMA whose A fragment is zero elsewhere, and its x row is fetched by ldmatrix with per-lane
-// addresses (design "kernel", strategy 3b).
-// Deviation from 3b: one outlier per slot instead of one slot per distinct feature. At 1 to 3% the
-// slots of 3b hold 14 to 18.5 outliers of 16 anyway, and this form needs no lane masks (measured in
-// kernels/BENCHMARKS.md).
+// Outlier record = outliers of a strip x 8 chunks (a window), at most kMaxFragments fragments; a
+// window has as many such records as it needs, behind its dense ones: a 16-byte header whose byte i
+// is the number of fragments of octets 0..i (an octet is 8 channels), then the fragments.
+//   Fragment: eight outliers of one octet, octets in ascending order. Four pairs of slots, 8 bytes
+//   each: {u16 position of slot 2t, of slot 2t + 1, u16 value of each}, where position = (feature
+//   in the window) * 16 + (channel in the octet). Every outlier is one column of an MMA whose A
+//   fragment is zero elsewhere, and its x row is fetched by ldmatrix with per-lane addresses
+//   (design "kernel", strategy 3b).
+//   Deviation from 3b: one outlier per slot instead of one slot per distinct feature. At 1 to 3%
+//   the slots of 3b hold 14 to 18.5 outliers of 16 anyway, and this form needs no lane masks.
+// A record is one contiguous range, so that one copy brings it; so are a window's dense records.
+
 #pragma once
 
 #include <cstdint>
@@ -34,35 +34,35 @@ inline constexpr int kChunkK = 128;
 inline constexpr int kBlocksPerStrip = 2;
 inline constexpr int kCodeBytes = kStripN * kChunkK / 2;
 inline constexpr int kGroupScaleBytes = kStripN * 2;
+inline constexpr int kWindowChunks = 8;
+inline constexpr int kOctetsPerStrip = 4;
 inline constexpr int kSlotsPerFragment = 8;
 inline constexpr int kFragmentBytes = 32;
+inline constexpr int kMaxFragments = 64;
+inline constexpr int kOutlierHeaderBytes = 16;
+inline constexpr int kMaxUnitChunks = 2;      // dense records that one copy brings together
 inline constexpr int kRowsPerBatchBlock = 8;  // batch rows of one MMA
-#ifndef FQ_WARPS
-#define FQ_WARPS 8
-#endif
-inline constexpr int kWarpsPerBlock = FQ_WARPS;
+inline constexpr int kMaxWarpsPerBlock = 16;
 inline constexpr int kPlanUnits = 4;
 
 constexpr int DenseBytes(int groups_per_chunk, bool has_zeros) {
   return kCodeBytes + groups_per_chunk * kGroupScaleBytes * (has_zeros ? 2 : 1);
 }
 
-// One record to process. A row is a strip within a K slice; its units stand together.
+// One copy to process: one outlier record, or up to kMaxUnitChunks dense ones. A row is a strip
+// within a K slice (whole windows); its units stand together.
 struct Unit {
-  uint32_t offset = 0;  // of the record, in 16 bytes
+  uint32_t offset = 0;  // in 16 bytes
   uint32_t flags = 0;   // fields below
 };
-inline constexpr uint32_t kUnitSizeMask = 0x1ff;  // bytes / 16
-inline constexpr int kUnitChunkShift = 9;         // chunk inside the slice
-inline constexpr uint32_t kUnitChunkMask = 0x3ff;
-inline constexpr int kUnitBlock0Shift = 19;  // outlier fragments of block 0
-inline constexpr uint32_t kUnitBlock0Mask = 0x1ff;
-inline constexpr uint32_t kUnitDense = 1u << 28;
-inline constexpr uint32_t kUnitOutliers = 1u << 29;
-inline constexpr uint32_t kUnitRowStart = 1u << 30;
-inline constexpr uint32_t kUnitRowEnd = 1u << 31;
+inline constexpr uint32_t kUnitSizeMask = 0x3ff;  // bytes / 16
+inline constexpr int kUnitChunkShift = 10;        // first chunk (of the window) inside the slice
+inline constexpr uint32_t kUnitChunkMask = 0xfff;
+inline constexpr int kUnitDenseShift = 22;  // dense records; 0: an outlier record
+inline constexpr uint32_t kUnitDenseMask = 3;
+inline constexpr uint32_t kUnitRowStart = 1u << 24;
+inline constexpr uint32_t kUnitRowEnd = 1u << 25;
 inline constexpr int kMaxRecordBytes = kUnitSizeMask * 16;
-inline constexpr int kMaxSliceChunks = kUnitChunkMask + 1;
 
 // What one warp does: units [unit_begin, unit_begin + num_units), the first in row `row_begin`. 64
 // bytes, so that one load tells a starting warp all it needs for its first copies.

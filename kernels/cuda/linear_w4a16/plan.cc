@@ -10,13 +10,20 @@ namespace {
 // partial sum in global memory at both ends.
 constexpr double kWholeRowsTolerance = 1.06;
 
+// Instructions of a warp for a byte of outliers, in those for a byte of codes.
+constexpr int64_t kOutlierWorkPerByte = 2;
+
 class Planner {
  public:
-  Planner(const PackedLinear& packed, const PlanOptions& options) : packed_(packed) {
+  Planner(const PackedLinear& packed, const PlanOptions& options)
+      : packed_(packed), unit_chunks_(static_cast<uint32_t>(options.unit_chunks)) {
     plan_.num_slices =
-        std::max(1, std::min({options.num_slices, packed.num_chunks, options.num_blocks}));
+        std::max(1, std::min({options.num_slices, packed.num_windows, options.num_blocks}));
     plan_.num_blocks = options.num_blocks;
-    plan_.warps.resize(static_cast<size_t>(plan_.num_blocks) * kWarpsPerBlock);
+    plan_.num_warps = options.num_warps;
+    plan_.stage_bytes =
+        std::max(options.unit_chunks * packed.dense_bytes, packed.max_outlier_bytes);
+    plan_.warps.resize(static_cast<size_t>(plan_.num_blocks * plan_.num_warps));
   }
 
   LinearPlan Make() {
@@ -27,19 +34,26 @@ class Planner {
   }
 
  private:
+  // First window of a slice.
   int SliceBegin(int slice) const {
-    return static_cast<int>(static_cast<int64_t>(packed_.num_chunks) * slice / plan_.num_slices);
+    return static_cast<int>(static_cast<int64_t>(packed_.num_windows) * slice / plan_.num_slices);
+  }
+  int SliceChunks(int slice) const {
+    return std::min(SliceBegin(slice + 1) * kWindowChunks, packed_.num_chunks) -
+           SliceBegin(slice) * kWindowChunks;
   }
 
   void AddUnits() {
     bytes_.push_back(0);
+    work_.push_back(0);
     for (int slice = 0; slice < plan_.num_slices; ++slice) {
-      const int begin = SliceBegin(slice);
-      const int end = SliceBegin(slice + 1);
-      plan_.slice_chunks = std::max(plan_.slice_chunks, end - begin);
+      plan_.slice_chunks = std::max(plan_.slice_chunks, SliceChunks(slice));
       for (int strip = 0; strip < packed_.num_strips; ++strip) {
         row_begin_.push_back(plan_.units.size());
-        for (int chunk = begin; chunk < end; ++chunk) AddCell(strip, chunk, chunk - begin);
+        const auto first = static_cast<size_t>(strip) * static_cast<size_t>(packed_.num_windows);
+        AddRecords(packed_.window_begin[first + static_cast<size_t>(SliceBegin(slice))],
+                   packed_.window_begin[first + static_cast<size_t>(SliceBegin(slice + 1))],
+                   SliceBegin(slice) * kWindowChunks);
         plan_.units[row_begin_.back()].flags |= kUnitRowStart;
         plan_.units.back().flags |= kUnitRowEnd;
       }
@@ -47,38 +61,42 @@ class Planner {
     row_begin_.push_back(plan_.units.size());
   }
 
-  void AddCell(int strip, int chunk, int chunk_in_slice) {
-    const auto cell = static_cast<size_t>(strip) * static_cast<size_t>(packed_.num_chunks) +
-                      static_cast<size_t>(chunk);
-    for (uint32_t r = packed_.cell_begin[cell]; r < packed_.cell_begin[cell + 1]; ++r) {
-      const PackedRecord& record = packed_.records[r];
+  void AddRecords(uint32_t begin, uint32_t end, int slice_chunk) {
+    for (uint32_t r = begin; r < end;) {
+      const PackedRecord& first = packed_.records[r];
+      uint32_t size = 0;
+      uint32_t num_dense = 0;
+      do {
+        size += packed_.records[r].num_16bytes;
+        num_dense += first.dense ? 1 : 0;
+        ++r;
+      } while (first.dense && num_dense < unit_chunks_ && r < end && packed_.records[r].dense &&
+               packed_.records[r].chunk == first.chunk + num_dense);
       Unit unit;
-      unit.offset = record.offset;
-      unit.flags = record.num_16bytes | static_cast<uint32_t>(chunk_in_slice) << kUnitChunkShift |
-                   static_cast<uint32_t>(record.block0_fragments) << kUnitBlock0Shift |
-                   (record.dense ? kUnitDense : 0) | (record.outliers ? kUnitOutliers : 0);
+      unit.offset = first.offset;
+      unit.flags = size | static_cast<uint32_t>(first.chunk - slice_chunk) << kUnitChunkShift |
+                   num_dense << kUnitDenseShift;
       plan_.units.push_back(unit);
-      bytes_.push_back(bytes_.back() + record.num_16bytes);
+      bytes_.push_back(bytes_.back() + size);
+      work_.push_back(work_.back() + (num_dense > 0 ? size : size * kOutlierWorkPerByte));
     }
   }
 
-  // The unit boundary in [begin, end] nearest to `target` bytes.
-  size_t NearestCut(size_t begin, size_t end, double target) const {
+  // The unit boundary in [begin, end] nearest to part / parts of the sums between them.
+  static size_t NearestCut(const std::vector<int64_t>& sums, size_t begin, size_t end, int part,
+                           int parts) {
+    const double target = static_cast<double>(sums[begin]) +
+                          static_cast<double>(sums[end] - sums[begin]) * part / parts;
     const auto it =
-        std::lower_bound(bytes_.begin() + static_cast<std::ptrdiff_t>(begin),
-                         bytes_.begin() + static_cast<std::ptrdiff_t>(end), target,
+        std::lower_bound(sums.begin() + static_cast<std::ptrdiff_t>(begin),
+                         sums.begin() + static_cast<std::ptrdiff_t>(end), target,
                          [](int64_t b, double t) { return static_cast<double>(b) < t; });
-    const auto cut = static_cast<size_t>(it - bytes_.begin());
+    const auto cut = static_cast<size_t>(it - sums.begin());
     if (cut > begin &&
-        target - static_cast<double>(bytes_[cut - 1]) < static_cast<double>(bytes_[cut]) - target) {
+        target - static_cast<double>(sums[cut - 1]) < static_cast<double>(sums[cut]) - target) {
       return cut - 1;
     }
     return cut;
-  }
-
-  double ShareOf(size_t begin, size_t end, int part, int parts) const {
-    return static_cast<double>(bytes_[begin]) +
-           static_cast<double>(bytes_[end] - bytes_[begin]) * part / parts;
   }
 
   // Blocks in proportion to bytes, at least one for each slice.
@@ -109,8 +127,7 @@ class Planner {
     std::vector<size_t> cuts = {begin};
     const std::vector<size_t> whole = WholeRowCuts(first_row, last_row, parts);
     for (int i = 1; i < parts; ++i) {
-      cuts.push_back(whole.empty() ? std::max(cuts.back(),
-                                              NearestCut(begin, end, ShareOf(begin, end, i, parts)))
+      cuts.push_back(whole.empty() ? std::max(cuts.back(), NearestCut(bytes_, begin, end, i, parts))
                                    : whole[static_cast<size_t>(i)]);
     }
     cuts.push_back(end);
@@ -145,24 +162,19 @@ class Planner {
   void CutWarps(int slice, int block, size_t begin, size_t end) {
     size_t warp_begin = begin;
     int first_slots = 0;
-    const auto slice_begin = static_cast<uint32_t>(SliceBegin(slice));
-    const auto slice_chunks = static_cast<uint32_t>(SliceBegin(slice + 1)) - slice_begin;
-    for (int w = 0; w < kWarpsPerBlock; ++w) {
+    WarpPlan common;
+    common.slice_chunk = static_cast<uint32_t>(SliceBegin(slice) * kWindowChunks);
+    common.slice_chunks = static_cast<uint32_t>(SliceChunks(slice));
+    if (begin < end) SetChunks(begin, end, common);
+    for (int w = 0; w < plan_.num_warps; ++w) {
       const size_t warp_end =
-          w + 1 == kWarpsPerBlock
+          w + 1 == plan_.num_warps
               ? end
-              : std::max(warp_begin,
-                         NearestCut(begin, end, ShareOf(begin, end, w + 1, kWarpsPerBlock)));
-      WarpPlan& warp =
-          plan_.warps[static_cast<size_t>(block) * kWarpsPerBlock + static_cast<size_t>(w)];
+              : std::max(warp_begin, NearestCut(work_, begin, end, w + 1, plan_.num_warps));
+      WarpPlan& warp = plan_.warps[static_cast<size_t>(block * plan_.num_warps + w)];
+      warp = common;
       warp.unit_begin = static_cast<uint32_t>(warp_begin);
       warp.num_units = static_cast<uint32_t>(warp_end - warp_begin);
-      warp.slice_chunk = slice_begin;
-      warp.slice_chunks = slice_chunks;
-      if (begin < end) {
-        warp.x_chunk_begin = plan_.units[begin].flags >> kUnitChunkShift & kUnitChunkMask;
-        warp.x_num_chunks = std::min(slice_chunks, NumCells(begin, end));
-      }
       if (warp_begin < warp_end) {
         const size_t row = RowOf(warp_begin);
         warp.row_begin = static_cast<uint32_t>(row);
@@ -179,15 +191,20 @@ class Planner {
     plan_.num_first_slots = std::max(plan_.num_first_slots, first_slots);
   }
 
-  // Cells that the units touch: every unit but a continuation of the one before it begins one.
-  uint32_t NumCells(size_t begin, size_t end) const {
-    uint32_t cells = 1;
-    for (size_t u = begin + 1; u < end; ++u) {
-      const uint32_t chunk = plan_.units[u].flags >> kUnitChunkShift & kUnitChunkMask;
-      const uint32_t before = plan_.units[u - 1].flags >> kUnitChunkShift & kUnitChunkMask;
-      if (chunk != before || (plan_.units[u].flags & kUnitRowStart) != 0) ++cells;
+  // Chunks that the units need, as the shortest run from the first unit's window on, cyclically.
+  void SetChunks(size_t begin, size_t end, WarpPlan& warp) const {
+    const uint32_t num = warp.slice_chunks;
+    auto chunk_of = [&](size_t u) {
+      return plan_.units[u].flags >> kUnitChunkShift & kUnitChunkMask;
+    };
+    warp.x_chunk_begin = chunk_of(begin) / kWindowChunks * kWindowChunks;
+    warp.x_num_chunks = 1;
+    for (size_t u = begin; u < end && warp.x_num_chunks < num; ++u) {
+      const uint32_t num_dense = plan_.units[u].flags >> kUnitDenseShift & kUnitDenseMask;
+      const uint32_t last =
+          std::min(chunk_of(u) + (num_dense > 0 ? num_dense : kWindowChunks), num) - 1;
+      warp.x_num_chunks = std::max(warp.x_num_chunks, (last + num - warp.x_chunk_begin) % num + 1);
     }
-    return cells;
   }
 
   size_t RowOf(size_t unit) const {
@@ -222,9 +239,11 @@ class Planner {
   }
 
   const PackedLinear& packed_;
+  const uint32_t unit_chunks_;
   LinearPlan plan_;
   std::vector<size_t> row_begin_;            // first unit of each row
   std::vector<int64_t> bytes_;               // before each unit, in 16 bytes
+  std::vector<int64_t> work_;                // the same, weighed by a warp's instructions
   std::vector<std::pair<int, int>> blocks_;  // first and last block of each row
 };
 
@@ -240,7 +259,7 @@ int ChooseNumSlices(const PackedLinear& packed, int num_blocks, int batch_blocks
   const int64_t longest = std::max<int64_t>(1, x_bytes_limit / chunk_bytes);
   const int64_t cells = static_cast<int64_t>(packed.num_strips) * packed.num_chunks;
   const int64_t share = std::max<int64_t>(1, cells / num_blocks);
-  const int64_t chunks = std::min(longest, std::max<int64_t>(share / 2, 8));
+  const int64_t chunks = std::min(longest, std::max<int64_t>(share / 2, kWindowChunks));
   return static_cast<int>((packed.num_chunks + chunks - 1) / chunks);
 }
 

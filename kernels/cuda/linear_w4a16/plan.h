@@ -15,15 +15,19 @@
 namespace flashquant::cuda {
 
 struct PlanOptions {
-  int num_blocks = 0;  // of the grid; normally the number of SMs
-  int num_slices = 1;  // of K; reduced to what the layer and the grid allow
+  int num_blocks = 0;   // of the grid; normally the number of SMs
+  int num_slices = 1;   // of K; reduced to what the layer and the grid allow
+  int num_warps = 16;   // of a block; 8 for more than 16 rows
+  int unit_chunks = 2;  // dense records in one copy, 1 or 2
 };
 
 struct LinearPlan {
   std::vector<Unit> units;
-  std::vector<WarpPlan> warps;  // [num_blocks * kWarpsPerBlock]
+  std::vector<WarpPlan> warps;  // [num_blocks * num_warps]
   std::vector<RowInfo> rows;    // [num_slices * num_strips]
   int32_t num_blocks = 0;
+  int32_t num_warps = 0;
+  int32_t stage_bytes = 0;  // the largest unit
   int32_t num_slices = 0;
   int32_t slice_chunks = 0;  // the longest slice
   int32_t num_first_slots = 0;

@@ -75,6 +75,10 @@ __device__ void ReducePieces(const KernelArgs& args, const RowInfo& info, int st
   WriteBlock<kBatchBlocks>(args, strip * kStripN + block * 16, lane, sum);
 }
 
+// Orders this thread's reads and writes for the whole GPU; with the counter's atomic it makes
+// pieces visible to whoever counts last.
+__device__ __forceinline__ void FenceGpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 // Hands in blocks first_block .. first_block + kBlocks - 1 of this thread block's piece of `row`.
 template <int kBatchBlocks, int kBlocks>
 __device__ void FinishBlocks(const KernelArgs& args, const RowInfo& info, uint32_t row,
@@ -98,7 +102,7 @@ __device__ void FinishBlocks(const KernelArgs& args, const RowInfo& info, uint32
       __stcg(out + (i * kBatchBlocks + nb) * 32, ToFloat4(acc[i][nb]));
     }
   }
-  __threadfence();
+  FenceGpu();
   __syncwarp();
   bool last = false;
   if (lane < kBlocks) {
@@ -108,7 +112,7 @@ __device__ void FinishBlocks(const KernelArgs& args, const RowInfo& info, uint32
   }
   const uint32_t finished = __ballot_sync(0xffffffffu, last);
   if (finished == 0) return;
-  __threadfence();
+  FenceGpu();
 #pragma unroll 1
   for (int i = 0; i < kBlocks; ++i) {
     if ((finished >> i & 1u) != 0)
@@ -118,17 +122,18 @@ __device__ void FinishBlocks(const KernelArgs& args, const RowInfo& info, uint32
 
 // Rows left in shared memory: slot 2w is warp w's first row, slot 2w + 1 its last one.
 struct SlotTable {
-  uint32_t row[2 * kWarpsPerBlock];     // kNoRow: unused
-  uint32_t offset[2 * kWarpsPerBlock];  // in shared memory
+  RowInfo info[2 * kMaxWarpsPerBlock];
+  uint32_t row[2 * kMaxWarpsPerBlock];     // kNoRow: unused
+  uint32_t offset[2 * kMaxWarpsPerBlock];  // in shared memory
 };
-static_assert(sizeof(SlotTable) == kSharedSlotTableBytes);
+static_assert(sizeof(SlotTable) == kSharedSlotTableBytes && kMaxWarpsPerBlock == 16);
 inline constexpr uint32_t kNoRow = 0xffffffffu;
 
 // After the barrier: adds the slots of each row in warp order and hands the pieces in.
 template <int kBatchBlocks>
 __device__ void CombineSlots(const KernelArgs& args, uint8_t* shared, const SlotTable& table,
                              int warp, int lane) {
-  const uint32_t row = lane < 2 * kWarpsPerBlock ? table.row[lane] : kNoRow;
+  const uint32_t row = table.row[lane];
   const uint32_t same = __match_any_sync(0xffffffffu, row);
   const bool leads = row != kNoRow && (same & ((1u << lane) - 1)) == 0;
   uint32_t leaders = __ballot_sync(0xffffffffu, leads);
@@ -138,8 +143,8 @@ __device__ void CombineSlots(const KernelArgs& args, uint8_t* shared, const Slot
     const uint32_t item_row = __shfl_sync(0xffffffffu, row, leader);
 #pragma unroll 1
     for (int block = 0; block < kBlocksPerStrip; ++block) {
-      if ((item + block) % kWarpsPerBlock != warp) continue;
-      const RowInfo info = args.rows[item_row];
+      if ((item + block) % args.num_warps != warp) continue;
+      const RowInfo info = table.info[leader];
       float sum[1][kBatchBlocks][4] = {};
       for (uint32_t rest = members; rest != 0; rest &= rest - 1) {
         const float4* slot = reinterpret_cast<const float4*>(

@@ -2,8 +2,6 @@
 // No layout decisions here: those are in linear_w4a16/packed_format.h.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
 namespace flashquant::cuda {
@@ -69,15 +67,10 @@ __device__ __forceinline__ void StoreShared4(uint32_t shared_address, uint32_t v
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address), "r"(v) : "memory");
 }
 
-// 0xffff in each half where the halves are equal. Both operands hold integers 0..15 per half, which
-// as FP16 are distinct subnormals, so that the half-precision comparison can do it in one
-// instruction.
-__device__ __forceinline__ uint32_t EqualHalvesMask(uint32_t a, uint32_t b) {
-  __half2 x;
-  __half2 y;
-  memcpy(&x, &a, sizeof(x));
-  memcpy(&y, &b, sizeof(y));
-  return __heq2_mask(x, y);
+__device__ __forceinline__ uint32_t LoadShared4(uint32_t shared_address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared_address) : "memory");
+  return v;
 }
 
 // The two BF16 numbers of a word as FP32, exactly.
