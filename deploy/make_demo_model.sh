@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-binary="${1:-build/cpu/server/flashquant}"
+binary="${1:-build/cpu/flashquant}"
 model="${2:-${FQ_TEST_DATA:-../shared}/models/story-22m}"
 limit_bytes=16000000
 [[ -x "$binary" ]] || { echo "no program at $binary; build it or give its path" >&2; exit 66; }
