@@ -51,6 +51,28 @@ __device__ __forceinline__ void FetchRows(const KernelArgs& args, const OutlierC
   }
 }
 
+// Adds a batch of four fragments, or with kFull false the first `left` (1 to 3) of them. b holds
+// their rows.
+template <int kBatchBlocks, int kOctet, bool kFull>
+__device__ __forceinline__ void AddBatch(const OutlierCursor& cursor, uint32_t fragment,
+                                         uint32_t left, const uint32_t (&b)[kBatchBlocks][4],
+                                         float (&acc)[kBatchBlocks][4]) {
+  constexpr int kRow = kOctet % 2;  // channels g or g + 8 of the block
+  const uint32_t base = cursor.pairs + fragment * kFragmentBytes;
+  uint32_t a[2][4] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint2 slots = LoadShared8(base + i * kFragmentBytes);
+    const uint32_t expanded = ExpandSlots(slots, cursor.g_pair);
+    a[i / 2][kRow + i % 2 * 2] = kFull || i == 0 || i < left ? expanded : 0;
+  }
+#pragma unroll
+  for (int nb = 0; nb < kBatchBlocks; ++nb) {
+    MmaBf16(acc[nb], a[0], b[nb][0], b[nb][1], acc[nb]);
+    MmaBf16(acc[nb], a[1], b[nb][2], b[nb][3], acc[nb]);
+  }
+}
+
 // One octet's fragments fragment .. end - 1; b holds the rows of the first batch, and on return
 // those of the batch at `end`.
 template <int kBatchBlocks, int kOctet>
@@ -58,32 +80,22 @@ __device__ __forceinline__ void AddOctet(const KernelArgs& args, const OutlierCu
                                          uint32_t& fragment, uint32_t end,
                                          uint32_t (&b)[kBatchBlocks][4],
                                          float (&acc)[kBatchBlocks][4]) {
-  constexpr int kRow = kOctet % 2;  // channels g or g + 8 of the block
-  uint32_t a0[4] = {0, 0, 0, 0};
-  uint32_t a1[4] = {0, 0, 0, 0};
+  // Hides from the compiler that `end` is a byte: it would unroll all 64 batches.
+  asm volatile("" : "+r"(end));
 #pragma unroll 1
-  while (fragment < end) {
-    const uint32_t base = cursor.pairs + fragment * kFragmentBytes;
-    const uint32_t left = end - fragment;
-    const uint2 first = LoadShared8(base);
-    uint2 second = LoadShared8(base + kFragmentBytes);
-    uint2 third = LoadShared8(base + 2 * kFragmentBytes);
-    uint2 fourth = LoadShared8(base + 3 * kFragmentBytes);
-    if (left < 4) {
-      fourth.y = 0;
-      if (left < 3) third.y = 0;
-      if (left < 2) second.y = 0;
-    }
-    a0[kRow] = ExpandSlots(first, cursor.g_pair);
-    a0[kRow + 2] = ExpandSlots(second, cursor.g_pair);
-    a1[kRow] = ExpandSlots(third, cursor.g_pair);
-    a1[kRow + 2] = ExpandSlots(fourth, cursor.g_pair);
+  for (; fragment + 4 <= end; fragment += 4) {
+    uint32_t next[kBatchBlocks][4];
+    FetchRows<kBatchBlocks>(args, cursor, fragment + 4, next);
+    AddBatch<kBatchBlocks, kOctet, true>(cursor, fragment, 4, b, acc);
 #pragma unroll
     for (int nb = 0; nb < kBatchBlocks; ++nb) {
-      MmaBf16(acc[nb], a0, b[nb][0], b[nb][1], acc[nb]);
-      MmaBf16(acc[nb], a1, b[nb][2], b[nb][3], acc[nb]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) b[nb][i] = next[nb][i];
     }
-    fragment += min(left, 4u);
+  }
+  if (fragment < end) {
+    AddBatch<kBatchBlocks, kOctet, false>(cursor, fragment, end - fragment, b, acc);
+    fragment = end;
     FetchRows<kBatchBlocks>(args, cursor, fragment, b);
   }
 }

@@ -11,7 +11,7 @@ namespace {
 constexpr double kWholeRowsTolerance = 1.06;
 
 // Instructions of a warp for a byte of outliers, in those for a byte of codes.
-constexpr int64_t kOutlierWorkPerByte = 2;
+constexpr int64_t kOutlierWorkPerByte = 3;
 
 class Planner {
  public:

@@ -136,31 +136,30 @@ __device__ void CombineSlots(const KernelArgs& args, uint8_t* shared, const Slot
   const uint32_t row = table.row[lane];
   const uint32_t same = __match_any_sync(0xffffffffu, row);
   const bool leads = row != kNoRow && (same & ((1u << lane) - 1)) == 0;
-  uint32_t leaders = __ballot_sync(0xffffffffu, leads);
-  for (int item = 0; leaders != 0; item += kBlocksPerStrip, leaders &= leaders - 1) {
-    const int leader = __ffs(static_cast<int>(leaders)) - 1;
-    const uint32_t members = __shfl_sync(0xffffffffu, same, leader);
-    const uint32_t item_row = __shfl_sync(0xffffffffu, row, leader);
+  const uint32_t leaders = __ballot_sync(0xffffffffu, leads);
+  const int num_items = __popc(leaders) * kBlocksPerStrip;
 #pragma unroll 1
-    for (int block = 0; block < kBlocksPerStrip; ++block) {
-      if ((item + block) % args.num_warps != warp) continue;
-      const RowInfo info = table.info[leader];
-      float sum[1][kBatchBlocks][4] = {};
-      for (uint32_t rest = members; rest != 0; rest &= rest - 1) {
-        const float4* slot = reinterpret_cast<const float4*>(
-                                 shared + table.offset[__ffs(static_cast<int>(rest)) - 1]) +
-                             block * kBatchBlocks * 32 + lane;
+  for (int item = warp; item < num_items; item += args.num_warps) {
+    uint32_t from = leaders;
+    for (int i = item / kBlocksPerStrip; i > 0; --i) from &= from - 1;
+    const int leader = __ffs(static_cast<int>(from)) - 1;
+    const int block = item % kBlocksPerStrip;
+    const uint32_t members = __shfl_sync(0xffffffffu, same, leader);
+    float sum[1][kBatchBlocks][4] = {};
+    for (uint32_t rest = members; rest != 0; rest &= rest - 1) {
+      const float4* slot = reinterpret_cast<const float4*>(
+                               shared + table.offset[__ffs(static_cast<int>(rest)) - 1]) +
+                           block * kBatchBlocks * 32 + lane;
 #pragma unroll
-        for (int nb = 0; nb < kBatchBlocks; ++nb) {
-          const float4 v = slot[nb * 32];
-          sum[0][nb][0] += v.x;
-          sum[0][nb][1] += v.y;
-          sum[0][nb][2] += v.z;
-          sum[0][nb][3] += v.w;
-        }
+      for (int nb = 0; nb < kBatchBlocks; ++nb) {
+        const float4 v = slot[nb * 32];
+        sum[0][nb][0] += v.x;
+        sum[0][nb][1] += v.y;
+        sum[0][nb][2] += v.z;
+        sum[0][nb][3] += v.w;
       }
-      FinishBlocks<kBatchBlocks, 1>(args, info, item_row, block, lane, sum);
     }
+    FinishBlocks<kBatchBlocks, 1>(args, table.info[leader], table.row[leader], block, lane, sum);
   }
 }
 
