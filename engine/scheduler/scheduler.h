@@ -5,15 +5,16 @@
 // sequence ends (stop strings, deadlines, cancels) is decided outside and told through Release.
 //
 // Rules, each with a test of its name in tests/engine/scheduler:
-//  - decodes first, oldest first; then chunks of prompts that have begun; then admission. While
-//    others wait behind it, a chunk takes at most half of what the decodes leave of the budget;
-//  - admission first come first served: preempted sequences, then waiting ones, head of line first,
-//    with blocks for all tokens known so far; while others run, one free block for each stays;
-//  - a sequence without room takes the blocks of a paused one, else of the youngest running one
-//  that
-//    is younger than itself, else it sits out the step. So the oldest running one always gets on;
-//  - after kMaxPreemptions a sequence is admitted with blocks for its whole length and is no
-//  victim.
+//  - decodes first, oldest first; then chunks of prompts that have begun; then admission.
+//    While others wait behind it, a chunk takes at most half of what the decodes leave;
+//  - admission first come first served: preempted sequences, then waiting ones, head of line
+//    first, with blocks for all tokens known so far; while others run, one free block for
+//    each stays;
+//  - a sequence without room takes the blocks of a paused one, else of the youngest running
+//    one that is younger than itself, else it sits out the step. So the oldest running one
+//    always gets on;
+//  - after kMaxPreemptions a sequence is admitted with blocks for its whole length and is
+//    no victim.
 //
 // Run-ahead: Schedule may be called while one earlier plan is uncommitted. The token that plan
 // draws is then unknown, and the new plan refers to it by SequenceStep::previous_row. Blocks given
@@ -121,8 +122,10 @@ class Scheduler final {
   const Sequence* Find(SequenceId id) const;
   int num_waiting() const { return static_cast<int>(waiting_.size()); }
   int num_preempted() const { return static_cast<int>(preempted_.size()); }
-  int num_running() const { return static_cast<int>(running_.size()); }  // paused ones included
-  int num_paused() const;                                                // running ones only
+  // Paused ones included.
+  int num_running() const { return static_cast<int>(running_.size()); }
+  // Of the running ones.
+  int num_paused() const;
   int num_uncommitted() const { return static_cast<int>(uncommitted_.size()); }
   std::optional<SequenceId> oldest_waiting() const;
   int32_t blocks_used() const { return allocator_.num_used(); }

@@ -17,11 +17,14 @@ struct SequenceStep {
   SequenceId id = 0;
   int32_t first_position = 0;
   std::span<const int32_t> token_ids = {};
-  std::span<const int32_t> block_ids =
-      {};                          // all blocks of the sequence, enough for this step's tokens
-  bool samples = false;            // the last token's logits give the next output token
-  int64_t output_position = 0;     // that token's index among the outputs
-  bool end_tokens_banned = false;  // below min_output_tokens: end tokens must not be drawn
+  // All blocks of the sequence, enough for this step's tokens.
+  std::span<const int32_t> block_ids = {};
+  // The last token's logits give the next output token.
+  bool samples = false;
+  // That token's index among the outputs.
+  int64_t output_position = 0;
+  // Below min_output_tokens: end tokens must not be drawn.
+  bool end_tokens_banned = false;
   const SamplingParams* sampling = nullptr;
   const StopConditions* stop = nullptr;
   // Run-ahead: the last token is still unknown to the host; it is what the step before sampled in
@@ -29,10 +32,8 @@ struct SequenceStep {
   int32_t previous_row = -1;
 };
 
-enum class StepPhase {
-  kPrefill,
-  kDecode
-};  // a step with any sequence of more than one new token is a prefill
+// A step with any sequence of more than one new token is a prefill.
+enum class StepPhase { kPrefill, kDecode };
 
 struct StepPlan {
   std::vector<SequenceStep> sequences;
@@ -45,8 +46,8 @@ struct StepPlan {
 struct SampledToken {
   SequenceId id = 0;
   int32_t token_id = 0;
-  bool non_finite =
-      false;  // the row's logits had NaN or infinity: the request fails, the token is void
+  // The row's logits had NaN or infinity: the request fails, the token is void.
+  bool non_finite = false;
 };
 
 // One entry per SequenceStep with `samples`, in the plan's order.
