@@ -165,17 +165,11 @@ void Metrics::StreamAborted(StreamAbort reason) { stream_aborts_[Index(reason)]-
 
 void Metrics::ObserveStreamStall(Duration duration) { Observe(stream_stall_, duration); }
 
-void Metrics::ObserveCallbackDelay(Duration duration) { Observe(callback_delay_, duration); }
-
-void Metrics::SetModelLoadDuration(LoadStage stage, Duration duration) {
-  Set(model_load_duration_[Index(stage)], ToSeconds(duration));
+void Metrics::SetModelLoadDuration(Duration duration) {
+  Set(model_load_duration_, ToSeconds(duration));
 }
 
 void Metrics::SetModelReady(bool ready) { Set(model_ready_, ready ? 1.0 : 0.0); }
-
-void Metrics::SetModelWeightBytes(WeightKind kind, int64_t bytes) {
-  Set(model_weight_bytes_[Index(kind)], bytes);
-}
 
 void Metrics::SetModelContextLimit(int64_t tokens) { Set(model_context_limit_, tokens); }
 

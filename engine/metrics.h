@@ -1,10 +1,10 @@
 // Metrics: every metric of the program in one class, over a prometheus::Registry that is handed in.
 //
-// Each series is looked up once, in the constructor (SetModelInfo and SetBuildInfo: at start,
-// before the exposer runs); an update afterwards is an atomic or a short lock inside
-// prometheus-cpp. A value that is not finite is dropped: one NaN would spoil a histogram's sum for
-// ever. No label has values that a client can choose. Names, buckets and meanings: README.md,
-// "Metrics". The process_* values are process_collector.h's.
+// Each family is made in the constructor, and so is each series but those of model_info and
+// build_info, whose labels are known only when the model is loaded; an update afterwards is an
+// atomic or a short lock inside prometheus-cpp. A value that is not finite is dropped: one NaN
+// would spoil a histogram's sum for ever. No label has values that a client can choose. Names,
+// buckets and meanings: README.md, "Metrics". The process_* values are process_collector.h's.
 #pragma once
 
 #include <array>
@@ -20,6 +20,8 @@
 
 namespace prometheus {
 class Counter;
+template <typename T>
+class Family;
 class Gauge;
 class Histogram;
 class Registry;
@@ -54,10 +56,8 @@ enum class GenerationEnd {
 };
 enum class InputTokens { kComputed, kCached, kRecomputed };
 enum class DiscardReason { kCancelled, kPastStop, kDeadline };
-enum class StepStage { kSchedule, kUpload, kForward, kSample, kDownload, kDeliver };
+enum class StepStage { kSchedule, kForward, kDeliver };
 enum class StreamAbort { kClientCancel, kDisconnect, kDeadline, kSlowReader, kDrain };
-enum class LoadStage { kRead, kVerify, kPack, kUpload, kWarmup, kTotal };
-enum class WeightKind { kPacked, kScales, kOutliers, kDense };
 enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kCritical };
 
 // Updates are safe from any thread.
@@ -116,14 +116,13 @@ class Metrics final {
   void AddPendingMessages(int64_t delta);
   void StreamAborted(StreamAbort reason);
   void ObserveStreamStall(Duration duration);
-  void ObserveCallbackDelay(Duration duration);
 
   // Model, build, log: called at start.
-  void SetModelLoadDuration(LoadStage stage, Duration duration);
+  void SetModelLoadDuration(Duration duration);
   void SetModelReady(bool ready);
+  // Once each: a second call with other values adds a second series.
   void SetModelInfo(const std::string& quantization, const std::string& group_size,
                     const std::string& outlier_density, const std::string& revision);
-  void SetModelWeightBytes(WeightKind kind, int64_t bytes);
   void SetModelContextLimit(int64_t tokens);
   void SetBuildInfo(const std::string& version, const std::string& revision,
                     const std::string& backend, const std::string& cuda, const std::string& grpc);
@@ -134,7 +133,7 @@ class Metrics final {
   static constexpr int kNumMethods = 6;
   static constexpr int kNumCodes = 17;
   static constexpr int kNumPhases = 2;
-  static constexpr int kNumStages = 6;
+  static constexpr int kNumStages = 3;
   template <int n>
   using Counters = std::array<prometheus::Counter*, n>;
   template <int n>
@@ -145,9 +144,8 @@ class Metrics final {
   void BuildScheduler(const Builder& builder);
   void BuildKv(const Builder& builder);
   void BuildStreams(const Builder& builder);
-  void BuildModel(const Builder& builder);
+  void BuildModel(const Builder& builder, const Builder& global);
 
-  prometheus::Registry& registry_;
   const std::string model_;
 
   Counters<kNumMethods> requests_received_{};
@@ -199,12 +197,12 @@ class Metrics final {
   prometheus::Gauge* stream_pending_messages_ = nullptr;
   Counters<5> stream_aborts_{};
   prometheus::Histogram* stream_stall_ = nullptr;
-  prometheus::Histogram* callback_delay_ = nullptr;
 
-  Gauges<6> model_load_duration_{};
+  prometheus::Gauge* model_load_duration_ = nullptr;
   prometheus::Gauge* model_ready_ = nullptr;
-  Gauges<4> model_weight_bytes_{};
   prometheus::Gauge* model_context_limit_ = nullptr;
+  prometheus::Family<prometheus::Gauge>* model_info_ = nullptr;
+  prometheus::Family<prometheus::Gauge>* build_info_ = nullptr;
   Counters<6> log_messages_{};
 };
 

@@ -59,8 +59,7 @@ constexpr const char* kCodeNames[] = {
     "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
     "DATA_LOSS", "UNAUTHENTICATED"};
 constexpr const char* kPhaseNames[] = {"prefill", "decode"};
-constexpr const char* kStageNames[] = {"schedule", "upload",   "forward",
-                                       "sample",   "download", "deliver"};
+constexpr const char* kStageNames[] = {"schedule", "forward", "deliver"};
 
 }  // namespace
 
@@ -94,6 +93,13 @@ class Metrics::Builder {
                 .Register(registry_)
                 .Add(WithModel(std::move(labels)), bounds);
   }
+  // A family without series so far.
+  prometheus::Family<prometheus::Gauge>* GaugeFamily(const char* name, const char* help) const {
+    return &prometheus::BuildGauge()
+                .Name(fmt::format("flashquant_{}", name))
+                .Help(help)
+                .Register(registry_);
+  }
   // One series per value of `label`.
   template <size_t n>
   void Split(std::array<prometheus::Counter*, n>* series, const char* name, const char* help,
@@ -117,14 +123,14 @@ class Metrics::Builder {
 };
 
 Metrics::Metrics(prometheus::Registry& registry, const std::string& model, int32_t context_length)
-    : registry_(registry), model_(model) {
+    : model_(model) {
   const Builder builder(registry, model);
   BuildTraffic(builder, context_length);
   BuildTokens(builder);
   BuildScheduler(builder);
   BuildKv(builder);
   BuildStreams(builder);
-  BuildModel(builder);
+  BuildModel(builder, Builder(registry, ""));
 }
 
 void Metrics::BuildTraffic(const Builder& builder, int32_t context_length) {
@@ -242,47 +248,40 @@ void Metrics::BuildStreams(const Builder& builder) {
                    {"client_cancel", "disconnect", "deadline", "slow_reader", "drain"});
   stream_stall_ =
       builder.Histogram("stream_stall_seconds", "One write, start to done", ShortWaitBounds());
-  callback_delay_ = Builder(registry_, "")
-                        .Histogram("grpc_callback_delay_seconds",
-                                   "Queueing delay of a heartbeat task", ShortWaitBounds());
 }
 
-void Metrics::BuildModel(const Builder& builder) {
-  builder.Split<6>(&model_load_duration_, "model_load_duration_seconds",
-                   "Time to load the model, by stage", "stage",
-                   {"read", "verify", "pack", "upload", "warmup", "total"});
+void Metrics::BuildModel(const Builder& builder, const Builder& global) {
+  model_load_duration_ =
+      builder.Gauge("model_load_duration_seconds", "Time to load the model", {{"stage", "total"}});
   model_ready_ = builder.Gauge("model_ready", "1 when the model can serve");
-  builder.Split<4>(&model_weight_bytes_, "model_weight_bytes", "Bytes of the weights, by kind",
-                   "kind", {"packed", "scales", "outliers", "dense"});
   model_context_limit_ =
       builder.Gauge("model_context_limit_tokens", "Tokens that a sequence may have");
-  Builder(registry_, "")
-      .Split<6>(&log_messages_, "log_messages_total", "Log lines by level", "level",
-                {"trace", "debug", "info", "warning", "error", "critical"});
+  model_info_ = builder.GaugeFamily("model_info", "Facts of the model as labels");
+  build_info_ = global.GaugeFamily("build_info", "Facts of the program as labels");
+  global.Split<6>(&log_messages_, "log_messages_total", "Log lines by level", "level",
+                  {"trace", "debug", "info", "warning", "error", "critical"});
 }
 
 void Metrics::SetModelInfo(const std::string& quantization, const std::string& group_size,
                            const std::string& outlier_density, const std::string& revision) {
-  Builder(registry_, model_)
-      .Gauge("model_info", "Facts of the model as labels",
-             {{"quantization", quantization},
-              {"group_size", group_size},
-              {"outlier_density", outlier_density},
-              {"revision", revision}})
-      ->Set(1);
+  Builder::Labels labels = {{"quantization", quantization},
+                            {"group_size", group_size},
+                            {"outlier_density", outlier_density},
+                            {"revision", revision}};
+  if (!model_.empty()) labels.emplace("model", model_);
+  model_info_->Add(labels).Set(1);
 }
 
 void Metrics::SetBuildInfo(const std::string& version, const std::string& revision,
                            const std::string& backend, const std::string& cuda,
                            const std::string& grpc) {
-  Builder(registry_, "")
-      .Gauge("build_info", "Facts of the program as labels",
-             {{"version", version},
-              {"revision", revision},
-              {"backend", backend},
-              {"cuda", cuda},
-              {"grpc", grpc}})
-      ->Set(1);
+  build_info_
+      ->Add({{"version", version},
+             {"revision", revision},
+             {"backend", backend},
+             {"cuda", cuda},
+             {"grpc", grpc}})
+      .Set(1);
 }
 
 }  // namespace flashquant

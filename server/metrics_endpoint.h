@@ -21,15 +21,21 @@ class MetricsEndpoint final {
   // Serves GET /metrics at `address` (host:port). RESOURCE_EXHAUSTED "cannot bind".
   static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(
       const std::string& address, std::shared_ptr<prometheus::Registry> registry);
+  // Takes milliseconds; up to two seconds when `address` is a host name.
   ~MetricsEndpoint();
 
   int port() const;
 
  private:
-  MetricsEndpoint();
+  explicit MetricsEndpoint(std::string address);
+  // Makes the exposer's accepting thread look whether it should end.
+  void Wake() const;
+
+  const std::string address_;
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<ProcessCollector> process_;
   std::unique_ptr<prometheus::Exposer> exposer_;
+  int port_ = 0;
 };
 
 }  // namespace flashquant

@@ -41,10 +41,6 @@ namespace {
 constexpr int32_t kMetricsContext = 131072;
 constexpr Duration kAfterDrain = std::chrono::seconds(5);
 
-Duration Seconds(double value) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(value));
-}
-
 std::map<std::string, std::string> Environment() {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -62,10 +58,10 @@ InferenceServerOptions ServerOptions(const ServerConfig& config) {
   options.model_name = ModelName(config);
   options.reflection = config.reflection;
   options.max_streams_per_connection = config.max_streams_per_connection;
-  options.keepalive = Seconds(config.keepalive_seconds);
-  options.keepalive_timeout = Seconds(config.keepalive_timeout_seconds);
-  options.slow_reader = Seconds(config.slow_reader_seconds);
-  options.max_request_duration = Seconds(config.max_request_seconds);
+  options.keepalive = DurationFromSeconds(config.keepalive_seconds);
+  options.keepalive_timeout = DurationFromSeconds(config.keepalive_timeout_seconds);
+  options.slow_reader = DurationFromSeconds(config.slow_reader_seconds);
+  options.max_request_duration = DurationFromSeconds(config.max_request_seconds);
   return options;
 }
 
@@ -86,7 +82,21 @@ class ServeProcess {
  public:
   explicit ServeProcess(const ServerConfig& config) : config_(config) {}
 
-  absl::StatusOr<int> Run() {
+  // The exit code; says in one line why a start failed.
+  int Run() {
+    const absl::StatusOr<int> exit_code = RunUntilStopped();
+    if (exit_code.ok()) return *exit_code;
+    // Before anything is destroyed: the port may be open, and ending a server can hang.
+    const int code = ReportStatus(exit_code.status());
+    const HardExitTimer hard_exit(kAfterDrain, code);
+    engine_.reset();
+    server_.reset();
+    endpoint_.reset();
+    return code;
+  }
+
+ private:
+  absl::StatusOr<int> RunUntilStopped() {
     FQ_RETURN_IF_ERROR(Listen());
     std::atomic<bool> load_done{false};
     absl::Status load_status;
@@ -111,7 +121,6 @@ class ServeProcess {
     return failed_.load() ? EndFailed() : Drain();
   }
 
- private:
   absl::Status Listen() {
     FQ_RETURN_IF_ERROR(RaiseOpenFileLimit());
     // gRPC's threads each get an arena otherwise, and bursts are then never given back.
@@ -134,7 +143,7 @@ class ServeProcess {
     const TimePoint start = clock_.Now();
     FQ_ASSIGN_OR_RETURN(ServedModel model, LoadServedModel(ModelOptions(config_)));
     model_.emplace(std::move(model));
-    metrics_.SetModelLoadDuration(LoadStage::kTotal, clock_.Now() - start);
+    metrics_.SetModelLoadDuration(clock_.Now() - start);
     return absl::OkStatus();
   }
 
@@ -181,7 +190,7 @@ class ServeProcess {
   }
 
   int Drain() {
-    const Duration limit = Seconds(config_.drain_seconds);
+    const Duration limit = DurationFromSeconds(config_.drain_seconds);
     spdlog::info("stopping: {} calls open, draining for at most {} s", server_->live_calls(),
                  config_.drain_seconds);
     const HardExitTimer hard_exit(limit + kAfterDrain, kExitInternal);
@@ -191,6 +200,7 @@ class ServeProcess {
     spdlog::info("stopped: {}", ended ? "all calls ended" : "remaining calls were ended");
     engine_.reset();
     server_.reset();
+    endpoint_.reset();
     return 0;
   }
 
@@ -202,6 +212,7 @@ class ServeProcess {
     server_->Shutdown(clock_.Now());
     engine_.reset();
     server_.reset();
+    endpoint_.reset();
     return kExitInternal;
   }
 
@@ -257,8 +268,7 @@ int RunServe(const ServeFlags& flags) {
     for (const std::string& line : DescribeConfig(*config)) fmt::print("{}\n", line);
     return 0;
   }
-  const absl::StatusOr<int> exit_code = ServeProcess(*config).Run();
-  return exit_code.ok() ? *exit_code : ReportStatus(exit_code.status());
+  return ServeProcess(*config).Run();
 }
 
 void AddOptionFlag(const ConfigOption& option, ServeFlags* flags, CLI::App* command) {

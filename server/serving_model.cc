@@ -2,7 +2,6 @@
 #include "server/serving_model.h"
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -43,9 +42,6 @@ ChatEncoder MakeChatEncoder(const ChatFormat* chat) {
 
 MapperOptions MakeMapperOptions(const ServerConfig& config, const ServedModel& model,
                                 const std::optional<ChatFormat>& chat) {
-  const auto seconds = [](double value) {
-    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(value));
-  };
   MapperOptions options;
   options.limits.model_name = ModelName(config);
   options.limits.vocab_size = model.config.vocab_size;
@@ -56,8 +52,8 @@ MapperOptions MakeMapperOptions(const ServerConfig& config, const ServedModel& m
   if (chat) options.encode_chat = MakeChatEncoder(&*chat);
   options.eos_token_ids = EndTokens(model, chat);
   options.defaults = model.defaults.sampling;
-  options.max_request_duration = seconds(config.max_request_seconds);
-  options.default_queue_timeout = seconds(config.queue_timeout_seconds);
+  options.max_request_duration = DurationFromSeconds(config.max_request_seconds);
+  options.default_queue_timeout = DurationFromSeconds(config.queue_timeout_seconds);
   options.random = RandomBits;
   return options;
 }

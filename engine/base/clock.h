@@ -21,6 +21,11 @@ class SteadyClock final : public Clock {
   TimePoint Now() const override { return std::chrono::steady_clock::now(); }
 };
 
+// Toward zero. `seconds` is finite and within +-292 years.
+inline Duration DurationFromSeconds(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
 inline double ToSeconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
 }

@@ -194,7 +194,20 @@ TEST(ServeProcessTest, SecondSignalEndsAtOnce) {  // L4
   ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
   serve.Signal(SIGINT);
   serve.Signal(SIGTERM);
-  EXPECT_EQ(serve.Wait(10s), 0) << serve.err();
+  EXPECT_EQ(serve.Wait(2s), 0) << serve.err();
+}
+
+// The scrape endpoint's own poll would take up to two seconds.
+TEST(ServeProcessTest, AnIdleServerEndsAtOnce) {
+  for (const char* address : {"127.0.0.1:0", "0.0.0.0:0"}) {
+    ServeProcess serve({"--metrics-listen", address});
+    ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
+    ASSERT_NE(HttpGet(serve.metrics_port(), "/metrics"), "");
+    const TimePoint start = std::chrono::steady_clock::now();
+    serve.Signal(SIGTERM);
+    EXPECT_EQ(serve.Wait(10s), 0) << serve.err();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 1s) << address;
+  }
 }
 
 TEST(ServeProcessTest, StateDumpAndIgnoredSignals) {  // L6, L7

@@ -67,9 +67,7 @@ TEST(MetricsTest, EveryNameFollowsTheRules) {
         EXPECT_NE(label.name, "le");
         names.insert(label.name);
       }
-      const bool global = family.name == "flashquant_log_messages_total" ||
-                          family.name == "flashquant_grpc_callback_delay_seconds";
-      EXPECT_EQ(names.contains("model"), !global);
+      EXPECT_EQ(names.contains("model"), family.name != "flashquant_log_messages_total");
       num_series += family.type == MetricType::Histogram ? metric.histogram.bucket.size() + 2 : 1;
     }
   }
@@ -153,6 +151,10 @@ TEST(MetricsTest, InfoMetricsCarryTheirFactsAsLabels) {
   metrics.SetBuildInfo("0.1.0", "abc", "cpu", "none", "1.51.1");
   EXPECT_EQ(Value(registry, "model_info", {{"group_size", "128"}, {"model", "story"}}), 1);
   EXPECT_EQ(Value(registry, "build_info", {{"backend", "cpu"}}), 1);
+  for (const MetricFamily& family : registry.Collect()) {
+    if (family.name != "flashquant_build_info") continue;
+    for (const auto& label : family.metric[0].label) EXPECT_NE(label.name, "model");
+  }
 }
 
 TEST(MetricsTest, AnEnginesNumbersAddUp) {
@@ -211,6 +213,12 @@ TEST(MetricsTest, AnEnginesNumbersAddUp) {
   EXPECT_EQ(Value(registry, "kv_blocks_unaccounted"), 0);
   EXPECT_EQ(Value(registry, "requests_running"), 0);
   EXPECT_EQ(Value(registry, "engine_row_multiple", {{"phase", "decode"}}), 8);
+  for (const char* stage : {"schedule", "forward", "deliver"}) {
+    EXPECT_GT(
+        Value(registry, "engine_step_stage_seconds_total", {{"phase", "decode"}, {"stage", stage}}),
+        0)
+        << stage;
+  }
 }
 
 TEST(ProcessCollectorTest, ReportsTheUsualValues) {
