@@ -31,9 +31,11 @@ absl::Status CheckTokenIds(const GenerateRequest& request, int32_t vocab_size) {
   for (size_t i = 0; i < request.prompt_tokens.size(); ++i) {
     const int32_t id = request.prompt_tokens[i];
     if (id >= 0 && (vocab_size == 0 || id < vocab_size)) continue;
-    return WithReason(InvalidArgumentError("prompt.token_ids[{}]: out of range (limit {}, got {})",
-                                           i, vocab_size, id),
-                      "TOKEN_ID_OUT_OF_RANGE");
+    return WithSubject(
+        WithReason(InvalidArgumentError("prompt.token_ids[{}]: out of range (limit {}, got {})", i,
+                                        vocab_size, id),
+                   "TOKEN_ID_OUT_OF_RANGE"),
+        {.field = "prompt.token_ids", .limit = vocab_size, .got = id});
   }
   return absl::OkStatus();
 }
@@ -45,37 +47,50 @@ absl::Status CheckRequest(const EngineConfig& config, const EngineDependencies& 
   const auto prompt = static_cast<int64_t>(request->prompt_tokens.size());
   StopConditions& stop = request->stop;
   if (prompt == 0) {
-    return WithReason(InvalidArgumentError("prompt: must not be empty"), "EMPTY_PROMPT");
+    return WithSubject(
+        WithReason(InvalidArgumentError("prompt: must not be empty"), "EMPTY_PROMPT"),
+        {.field = "prompt"});
   }
   if (prompt >= config.context_length) {
-    return WithReason(InvalidArgumentError("prompt: no room for output (context {}, prompt {})",
-                                           config.context_length, prompt),
-                      "CONTEXT_LENGTH_EXCEEDED");
+    return WithSubject(
+        WithReason(InvalidArgumentError("prompt: no room for output (context {}, prompt {})",
+                                        config.context_length, prompt),
+                   "CONTEXT_LENGTH_EXCEEDED"),
+        {.field = "prompt", .limit = config.context_length, .got = prompt});
   }
   FQ_RETURN_IF_ERROR(CheckTokenIds(*request, dependencies.vocab_size));
   if (stop.limited_by_context) {
     stop.max_output_tokens = static_cast<int32_t>(config.context_length - prompt);
   }
   if (stop.max_output_tokens < 1) {
-    return WithReason(InvalidArgumentError("stop.max_output_tokens: must be at least 1"),
-                      "PARAMETER_OUT_OF_RANGE");
+    return WithSubject(
+        WithReason(InvalidArgumentError("stop.max_output_tokens: must be at least 1"),
+                   "PARAMETER_OUT_OF_RANGE"),
+        {.field = "stop.max_output_tokens", .limit = 1, .got = stop.max_output_tokens});
   }
   if (prompt + stop.max_output_tokens > config.context_length) {
-    return WithReason(
-        InvalidArgumentError("prompt + max_output_tokens: exceeds context (limit {}, got {})",
-                             config.context_length, prompt + stop.max_output_tokens),
-        "CONTEXT_LENGTH_EXCEEDED");
+    const int64_t asked = prompt + stop.max_output_tokens;
+    return WithSubject(
+        WithReason(
+            InvalidArgumentError("prompt + max_output_tokens: exceeds context (limit {}, got {})",
+                                 config.context_length, asked),
+            "CONTEXT_LENGTH_EXCEEDED"),
+        {.field = "stop.max_output_tokens", .limit = config.context_length, .got = asked});
   }
   const int64_t needed =
       Scheduler::BlocksNeeded(prompt, stop.max_output_tokens, config.block_tokens);
   if (needed > config.num_blocks - 1) {
-    return WithReason(
-        InvalidArgumentError("request needs {} KV blocks, {} exist", needed, config.num_blocks - 1),
-        "KV_CAPACITY_EXCEEDED");
+    const int64_t exist = config.num_blocks - 1;
+    return WithSubject(
+        WithReason(InvalidArgumentError("request needs {} KV blocks, {} exist", needed, exist),
+                   "KV_CAPACITY_EXCEEDED"),
+        {.field = "stop.max_output_tokens", .limit = exist, .got = needed});
   }
   if (!stop.sequences.empty() && dependencies.tokenizer == nullptr) {
-    return WithReason(InvalidArgumentError("stop.sequences: the model has no tokenizer"),
-                      "STOP_SEQUENCE_INVALID");
+    return WithSubject(
+        WithReason(InvalidArgumentError("stop.sequences: the model has no tokenizer"),
+                   "STOP_SEQUENCE_INVALID"),
+        {.field = "stop.sequences"});
   }
   return absl::OkStatus();
 }
@@ -173,6 +188,14 @@ class Engine::Impl {
     }
   }
 
+  // Ends all that it can: what was interrupted before may fail again here.
+  void EndAllWithoutThrowing() {
+    try {
+      loop_.EndAll(EngineFailedError(), GenerationEnd::kError);
+    } catch (...) {
+    }
+  }
+
   void Fail(const absl::Status& error) {
     {
       MutexLock lock(&mu_);
@@ -181,7 +204,9 @@ class Engine::Impl {
     health_.store(EngineHealth::kFailed);
     // Before the requests are ended: none may slip in between.
     inbox_->Close(EngineFailedError());
-    loop_.EndAll(EngineFailedError(), GenerationEnd::kError);
+    EndAllWithoutThrowing();
+    // Whom an exception left without an end must not keep a drain waiting for ever.
+    inbox_->GiveUp();
     if (dependencies_.on_failure) dependencies_.on_failure(error);
   }
 

@@ -122,7 +122,7 @@ void EngineLoop::EndCancelledAndExpired(TimePoint now) {
       EndWithError(current,
                    WithReason(ResourceExhaustedError("queue_timeout: not scheduled in time"),
                               "QUEUE_TIMEOUT"),
-                   GenerationEnd::kDeadline, ReleaseReason::kDeadline);
+                   std::nullopt, ReleaseReason::kDeadline);
     }
   }
 }
@@ -249,8 +249,9 @@ void EngineLoop::FillUsage(const LiveRequest& live, SequenceId id, FinishedEvent
   timing.first_token = *live.first_token - live.request.arrival;
 }
 
-void EngineLoop::End(LiveRequests::iterator live, FinishedEvent event, GenerationEnd end,
-                     ReleaseReason release, std::optional<CommittedToken> last_token) {
+void EngineLoop::End(LiveRequests::iterator live, FinishedEvent event,
+                     std::optional<GenerationEnd> end, ReleaseReason release,
+                     std::optional<CommittedToken> last_token) {
   const SequenceId id = live->first;
   const std::unique_ptr<LiveRequest> request = std::move(live->second);
   live_.erase(live);
@@ -263,7 +264,7 @@ void EngineLoop::End(LiveRequests::iterator live, FinishedEvent event, Generatio
   } else if (release == ReleaseReason::kCancelled) {
     metrics_->ObserveCancelToRelease(clock_->Now() - now);
   }
-  metrics_->GenerationFinished(end);
+  if (end.has_value()) metrics_->GenerationFinished(*end);
 
   if (!request->admitted.has_value()) inbox_->LeftQueue();
   EndedRequest ended{request->stream, std::move(event), std::nullopt, request->last_token};
@@ -272,7 +273,10 @@ void EngineLoop::End(LiveRequests::iterator live, FinishedEvent event, Generatio
 }
 
 void EngineLoop::PublishEnds() {
-  for (EndedRequest& ended : ended_) {
+  while (!ended_.empty()) {
+    // Taken out first: after an exception none may be published twice.
+    EndedRequest ended = std::move(ended_.front());
+    ended_.pop_front();
     // First, so that a client that has seen the end may use the id again.
     inbox_->Forget(ended.stream->request_id());
     if (ended.last_token.has_value()) {
@@ -283,11 +287,10 @@ void EngineLoop::PublishEnds() {
     Notify(ended.stream);
     inbox_->Ended();
   }
-  ended_.clear();
 }
 
-void EngineLoop::EndWithError(LiveRequests::iterator live, absl::Status error, GenerationEnd end,
-                              ReleaseReason release) {
+void EngineLoop::EndWithError(LiveRequests::iterator live, absl::Status error,
+                              std::optional<GenerationEnd> end, ReleaseReason release) {
   FinishedEvent event;
   event.error_reason = ReasonOf(error);
   event.status = std::move(error);

@@ -84,11 +84,12 @@ class EngineLoop final {
   void ApplyToken(const CommittedToken& token, TimePoint now, std::set<SequenceId>* touched);
   void CountDiscarded(const std::vector<DiscardedToken>& discarded);
 
-  // The one way in which an accepted request ends. `last_token`: the token that ended it.
-  void End(LiveRequests::iterator live, FinishedEvent event, GenerationEnd end,
+  // The one way in which an accepted request ends. `end`: how its generation counts; nullopt when
+  // it was refused before it began. `last_token`: the token that ended it.
+  void End(LiveRequests::iterator live, FinishedEvent event, std::optional<GenerationEnd> end,
            ReleaseReason release, std::optional<CommittedToken> last_token = std::nullopt);
-  void EndWithError(LiveRequests::iterator live, absl::Status error, GenerationEnd end,
-                    ReleaseReason release);
+  void EndWithError(LiveRequests::iterator live, absl::Status error,
+                    std::optional<GenerationEnd> end, ReleaseReason release);
   void FillUsage(const LiveRequest& live, SequenceId id, FinishedEvent* event) const;
   void Notify(const std::shared_ptr<RequestStream>& stream);
   void PublishStats(TimePoint now);
@@ -109,7 +110,7 @@ class EngineLoop final {
   std::deque<InFlightStep> in_flight_;
   std::map<SequenceId, TimePoint> awaiting_blocks_;  // cancelled, when seen; blocks not back yet
   SchedulerCounters reported_;                       // what the metrics have seen
-  std::vector<EndedRequest> ended_;
+  std::deque<EndedRequest> ended_;
   int64_t num_steps_ = 0;
 
   mutable Mutex mu_;

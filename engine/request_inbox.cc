@@ -26,11 +26,14 @@ absl::Status RequestInbox::Push(AcceptedRequest accepted) {
     MutexLock lock(&mu_);
     if (!closed_.ok()) return closed_;
     if (open_ids_.contains(accepted.request.request_id)) {
-      return WithReason(AlreadyExistsError("request_id: already running"), "DUPLICATE_REQUEST_ID");
+      return WithSubject(
+          WithReason(AlreadyExistsError("request_id: already running"), "DUPLICATE_REQUEST_ID"),
+          {.field = "request_id"});
     }
     if (num_waiting_ >= max_waiting_) {
-      return WithReason(ResourceExhaustedError("queue full (limit {})", max_waiting_),
-                        "QUEUE_FULL");
+      return WithSubject(
+          WithReason(ResourceExhaustedError("queue full (limit {})", max_waiting_), "QUEUE_FULL"),
+          {.limit = max_waiting_});
     }
     open_ids_.insert(accepted.request.request_id);
     ++num_waiting_;
@@ -88,6 +91,12 @@ void RequestInbox::Ended() {
   MutexLock lock(&mu_);
   FQ_CHECK(num_unended_ > 0);
   if (--num_unended_ == 0) all_ended_.NotifyAll();
+}
+
+void RequestInbox::GiveUp() {
+  MutexLock lock(&mu_);
+  num_unended_ = 0;
+  all_ended_.NotifyAll();
 }
 
 bool RequestInbox::WaitUntilAllEnded(std::optional<Duration> timeout) {

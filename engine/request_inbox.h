@@ -49,6 +49,8 @@ class RequestInbox final : public EngineBell {
   void Forget(const std::string& request_id);
   // Its terminal event is pushed.
   void Ended();
+  // No terminal event follows any more: nobody waits for those that are missing.
+  void GiveUp();
 
   // Waits until all pushed requests have ended; false when `timeout` was over first. Any thread but
   // the consumer.

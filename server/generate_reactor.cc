@@ -68,6 +68,10 @@ std::optional<RequestError> Submit(const CallEnvironment& environment,
   return environment.submitter->Submit(request, times, sink, session);
 }
 
+bool Generates(RpcMethod method) {
+  return method == RpcMethod::kGenerate || method == RpcMethod::kGenerateText;
+}
+
 }  // namespace
 
 CallCounter::CallCounter(const CallEnvironment& environment, RpcMethod method)
@@ -75,14 +79,14 @@ CallCounter::CallCounter(const CallEnvironment& environment, RpcMethod method)
   environment_.live_calls->Add();
   if (Metrics* metrics = environment_.submitter->metrics()) {
     metrics->RequestReceived(method_);
-    metrics->StreamOpened();
+    if (Generates(method_)) metrics->StreamOpened();
   }
 }
 
 CallCounter::~CallCounter() {
   if (Metrics* metrics = environment_.submitter->metrics()) {
     metrics->RequestFinished(method_, code_);
-    metrics->StreamClosed();
+    if (Generates(method_)) metrics->StreamClosed();
   }
   environment_.live_calls->Remove();
 }

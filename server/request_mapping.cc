@@ -110,7 +110,6 @@ SamplingParams RequestMapper::EffectiveSampling(const v1::SamplingParams& sampli
   if (sampling.has_top_k()) effective.top_k = static_cast<int32_t>(sampling.top_k());
   if (sampling.has_min_p()) effective.min_p = sampling.min_p();
   effective.seed = sampling.has_seed() ? sampling.seed() : options_.random();
-  if (effective.temperature < kGreedyBelow) effective.temperature = 0.0f;  // -0.0 too
   return effective;
 }
 

@@ -56,9 +56,6 @@ struct MappedRequest {
 // Immutable; any thread.
 class RequestMapper final {
  public:
-  // Temperatures below this are greedy: dividing logits by them says the same and could overflow.
-  static constexpr float kGreedyBelow = 1e-5f;
-
   explicit RequestMapper(MapperOptions options);
 
   const MapperOptions& options() const { return options_; }

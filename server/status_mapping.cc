@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "engine/engine_config.h"
 #include "google/protobuf/duration.pb.h"
@@ -70,6 +71,23 @@ const char* DefaultReason(absl::StatusCode code) {
   }
 }
 
+// The payloads of WithSubject as metadata, and as the one violation of an invalid argument.
+void AddSubject(const absl::Status& status, RequestError* error) {
+  for (const char* key : kErrorSubjectKeys) {
+    const auto value = status.GetPayload(kErrorSubjectPrefix + std::string(key));
+    if (value) error->metadata[key] = std::string(*value);
+  }
+  const auto field = error->metadata.find("field");
+  if (error->code != absl::StatusCode::kInvalidArgument || field == error->metadata.end()) return;
+  FieldViolation violation;
+  violation.field = field->second;
+  const std::string prefix = violation.field + ": ";
+  violation.description =
+      error->message.starts_with(prefix) ? error->message.substr(prefix.size()) : error->message;
+  violation.reason = error->reason;
+  error->violations.push_back(std::move(violation));
+}
+
 }  // namespace
 
 RequestError ErrorForReason(std::string_view reason) {
@@ -92,6 +110,7 @@ RequestError ErrorFromSubmit(const absl::Status& status) {
   RequestError error = ErrorForReason(why);
   if (error.reason == reason::kInternalError) return error;
   error.message = std::string(status.message());
+  AddSubject(status, &error);
   return error;
 }
 

@@ -18,7 +18,7 @@ namespace flashquant {
 RequestError ErrorForReason(std::string_view reason);
 
 // An error that Engine::Submit returned: its text is for clients (limits and numbers only), its
-// reason is the payload kErrorReasonPayload.
+// reason is the payload kErrorReasonPayload, its field and numbers those of WithSubject.
 RequestError ErrorFromSubmit(const absl::Status& status);
 
 // The error of an answer that ended with one (event.status is not OK).

@@ -1,6 +1,10 @@
-// ErrorInfo reason of a status ("QUEUE_FULL"): a payload that the server turns into error details.
+// ErrorInfo reason of a status ("QUEUE_FULL"), and which field and numbers it is about: payloads
+// that the server turns into error details.
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,6 +27,28 @@ inline constexpr char kErrorReasonPayload[] = "flashquant.dev/reason";
 inline std::string ReasonOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kErrorReasonPayload);
   return payload.has_value() ? std::string(*payload) : std::string();
+}
+
+// What an error is about. Every member may be missing.
+struct ErrorSubject {
+  std::string field = {};  // as clients name it: "stop.max_output_tokens"
+  std::optional<int64_t> limit = std::nullopt;
+  std::optional<int64_t> got = std::nullopt;
+};
+
+// Keys of the payloads, "flashquant.dev/" and the names of ErrorInfo's metadata.
+inline constexpr char kErrorSubjectPrefix[] = "flashquant.dev/";
+inline constexpr std::array kErrorSubjectKeys = {"field", "limit", "got"};
+
+// `status` (not OK) with `subject` attached.
+[[nodiscard]] inline absl::Status WithSubject(absl::Status status, const ErrorSubject& subject) {
+  const auto attach = [&status](const char* key, const std::string& value) {
+    status.SetPayload(kErrorSubjectPrefix + std::string(key), absl::Cord(value));
+  };
+  if (!subject.field.empty()) attach("field", subject.field);
+  if (subject.limit.has_value()) attach("limit", std::to_string(*subject.limit));
+  if (subject.got.has_value()) attach("got", std::to_string(*subject.got));
+  return status;
 }
 
 }  // namespace flashquant

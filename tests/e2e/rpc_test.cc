@@ -138,6 +138,7 @@ TEST_F(RpcTest, RunningRequestIdIsRefusedAndFreeAfterwards) {  // R31, R32
   const Answer second = server_->Generate(request);
   EXPECT_EQ(second.result.code, kAlreadyExists);
   EXPECT_EQ(second.result.reason, "DUPLICATE_REQUEST_ID");
+  EXPECT_EQ(second.result.metadata.at("field"), "request_id");
   server_->runner().OpenGate();
   EXPECT_EQ(first.get().ids, Expected("first", 1, 4));
   EXPECT_TRUE(server_->Generate(request).result.ok());
@@ -166,6 +167,9 @@ TEST_F(RpcTest, RequestThatCanNeverFitIsRefusedAndTheNextIsServed) {  // R13
   EXPECT_EQ(answer.result.code, kInvalidArgument);
   EXPECT_EQ(answer.result.reason, "KV_CAPACITY_EXCEEDED");
   EXPECT_EQ(answer.result.message, "request needs 32 KV blocks, 8 exist");
+  EXPECT_EQ(answer.result.metadata.at("limit"), "8");
+  EXPECT_EQ(answer.result.metadata.at("got"), "32");
+  EXPECT_THAT(answer.result.violations, ::testing::SizeIs(1));
   EXPECT_TRUE(server_->Generate(TextRequest("x", 4)).result.ok());
 }
 
@@ -191,6 +195,7 @@ TEST_F(RpcTest, FullQueueIsRefusedWithARetryTime) {  // S1
   EXPECT_EQ(refused.result.code, kResourceExhausted);
   EXPECT_EQ(refused.result.reason, "QUEUE_FULL");
   EXPECT_EQ(refused.result.message, "queue full (limit 2)");
+  EXPECT_EQ(refused.result.metadata.at("limit"), "2");
   EXPECT_TRUE(refused.result.retry_seconds.has_value());
   server_->runner().OpenGate();
   for (std::future<Answer>& answer : waiting) EXPECT_TRUE(answer.get().result.ok());

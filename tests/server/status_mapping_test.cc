@@ -86,6 +86,39 @@ TEST(StatusMappingTest, SubmitErrorsKeepTheirNumbers) {  // R13, S1
   EXPECT_EQ(capacity.message, "request needs 9 KV blocks, 8 exist");
 }
 
+TEST(StatusMappingTest, SubmitErrorsNameFieldLimitAndValue) {
+  const google::rpc::Status invalid = ToRpcStatus(ErrorFromSubmit(
+      WithSubject(WithReason(absl::InvalidArgumentError("prompt: no room for output"),
+                             "CONTEXT_LENGTH_EXCEEDED"),
+                  {.field = "prompt", .limit = 64, .got = 70})));
+  const auto info = FindDetail<google::rpc::ErrorInfo>(invalid);
+  ASSERT_TRUE(info.has_value());
+  ASSERT_EQ(info->metadata().size(), 3u);
+  EXPECT_EQ(info->metadata().at("field"), "prompt");
+  EXPECT_EQ(info->metadata().at("limit"), "64");
+  EXPECT_EQ(info->metadata().at("got"), "70");
+  const auto bad_request = FindDetail<google::rpc::BadRequest>(invalid);
+  ASSERT_TRUE(bad_request.has_value());
+  ASSERT_EQ(bad_request->field_violations_size(), 1);
+  EXPECT_EQ(bad_request->field_violations(0).field(), "prompt");
+  EXPECT_EQ(bad_request->field_violations(0).description(), "no room for output");
+}
+
+TEST(StatusMappingTest, OnlyInvalidArgumentsHaveABadRequest) {
+  const google::rpc::Status duplicate = ToRpcStatus(ErrorFromSubmit(WithSubject(
+      WithReason(absl::AlreadyExistsError("request_id: already running"), "DUPLICATE_REQUEST_ID"),
+      {.field = "request_id"})));
+  EXPECT_EQ(FindDetail<google::rpc::ErrorInfo>(duplicate)->metadata().at("field"), "request_id");
+  EXPECT_FALSE(FindDetail<google::rpc::BadRequest>(duplicate).has_value());
+  const google::rpc::Status full = ToRpcStatus(ErrorFromSubmit(
+      WithSubject(WithReason(absl::ResourceExhaustedError("queue full (limit 8)"), "QUEUE_FULL"),
+                  {.limit = 8})));
+  const auto info = FindDetail<google::rpc::ErrorInfo>(full);
+  ASSERT_EQ(info->metadata().size(), 1u);
+  EXPECT_EQ(info->metadata().at("limit"), "8");
+  EXPECT_FALSE(FindDetail<google::rpc::BadRequest>(full).has_value());
+}
+
 TEST(StatusMappingTest, InternalTextsDoNotReachTheClient) {
   const RequestError submit =
       ErrorFromSubmit(absl::InternalError("block table 0x7f00 of user prompt"));

@@ -1,13 +1,18 @@
 // Pauses, drain, destruction and failures: how requests end when things go wrong.
+#include <algorithm>
 #include <chrono>
+#include <future>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "engine/base/error_reason.h"
+#include "engine/metrics.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "prometheus/registry.h"
 #include "tests/engine/core/engine_fixture.h"
 
 namespace flashquant {
@@ -158,6 +163,67 @@ TEST_F(EngineEndsTest, AFailedStepEndsAllRequestsAndTheEngine) {
       }
     }
   }
+}
+
+// Throws at every call from the `first`-th on, as the standard library does without memory.
+class ThrowingListener final : public StreamListener {
+ public:
+  explicit ThrowingListener(int first) : first_(first) {}
+  void OnStreamReady(const std::shared_ptr<RequestStream>&) override {
+    if (++num_calls_ >= first_) throw std::bad_alloc();
+  }
+  int num_calls() const { return num_calls_; }
+
+ private:
+  const int first_;
+  int num_calls_ = 0;  // engine thread, then after its end
+};
+
+TEST_F(EngineEndsTest, AnExceptionWhileARequestIsEndedStillFailsTheEngine) {
+  for (int first : {1, 2, 3, 10}) {
+    Start(SmallConfig());
+    runner_->FailCollect(4);  // else the tenth call would not be one of an end
+    ThrowingListener listener(first);
+    std::promise<absl::Status> reported;
+    dependencies_.listener = &listener;
+    dependencies_.on_failure = [&](const absl::Status& status) { reported.set_value(status); };
+    for (int i = 0; i < 4; ++i) {
+      // Refused when the engine has failed by then.
+      (void)engine().Submit(Request(std::to_string(i), {i}, 40));
+    }
+    EXPECT_EQ(reported.get_future().get().code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(engine().health(), EngineHealth::kFailed);
+    EXPECT_EQ(ReasonOf(engine().Submit(Request("later", {1}, 2)).status()), "ENGINE_FAILED");
+    engine().Drain(clock_.Now());  // does not wait for those that got no end
+    engine_.reset();
+    EXPECT_GE(listener.num_calls(), std::min(first, 4));
+  }
+}
+
+TEST_F(EngineEndsTest, AQueueTimeoutIsNoEndOfAGeneration) {
+  prometheus::Registry registry;
+  Metrics metrics(registry, "", 64);
+  dependencies_.metrics = &metrics;
+  EngineConfig config = SmallConfig();
+  config.max_sequences = 1;
+  Start(config);
+  runner_->CloseGate();
+  const auto running = Submit(Request("running", {1}, 2));
+  runner_->WaitUntilAtGate();
+  GenerateRequest request = Request("waiting", {1}, 2);
+  request.queue_deadline = clock_.Now() + seconds(5);
+  const auto waiting = Submit(request);
+  clock_.Advance(seconds(6));
+  runner_->OpenGate();
+  EXPECT_EQ(ReadAll(*waiting).finished.error_reason, "QUEUE_TIMEOUT");
+  FQ_EXPECT_OK(ReadAll(*running).finished.status);
+  ExpectIdle();
+  double ended = 0;
+  for (const prometheus::MetricFamily& family : registry.Collect()) {
+    if (family.name != "flashquant_generations_finished_total") continue;
+    for (const prometheus::ClientMetric& metric : family.metric) ended += metric.counter.value;
+  }
+  EXPECT_EQ(ended, 1);
 }
 
 }  // namespace
