@@ -57,7 +57,7 @@ void PagedAttentionCpu(const PagedAttentionParams& params, ThreadPool& pool, flo
 void SampleTokensCpu(const SampleTokensParams& params, ThreadPool& pool);
 
 // The name of the SIMD target that the kernels run on here: "AVX3" is AVX-512, "AVX3_DL"
-// AVX-512 with VNNI (used by the INT4 linear op alone).
+// AVX-512 with VNNI.
 const char* CpuTargetName();
 
 }  // namespace flashquant

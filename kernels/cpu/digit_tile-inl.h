@@ -90,7 +90,7 @@ HWY_INLINE bool ChunkDigits(const float* x, int64_t num_inputs, int64_t stride, 
   return finite;
 }
 
-void RowDigits(const DigitRow& row) {
+inline void RowDigits(const DigitRow& row) {
   int64_t chunk = 0;
   for (int64_t k = 0; k < row.k; k += row.chunk_inputs, ++chunk) {
     float* sums = row.sums + chunk * 2 * row.stride;

@@ -1,6 +1,5 @@
 // The linear op over INT4 segments, fused with their outliers. The kernels are linear_tile-inl.h
 // and, on AVX-512 with VNNI, digit_tile-inl.h.
-#define HWY_WANT_AVX3_DL  // AVX-512 with byte dot products
 #include "kernels/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE

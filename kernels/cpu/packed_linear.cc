@@ -212,7 +212,8 @@ absl::StatusOr<PackedSegment> PackDense(const LinearPart& part) {
   return segment;
 }
 
-absl::Status CheckShape(const LinearPart& part, int64_t k) {
+// `first` gives the K that all parts must have.
+absl::Status CheckShape(const LinearPart& part, const LinearPart& first) {
   if (part.int4 == nullptr && part.dense.shape.size() != 2) {
     return InvalidArgumentError("weight with {} dimensions; 2", part.dense.shape.size());
   }
@@ -221,8 +222,8 @@ absl::Status CheckShape(const LinearPart& part, int64_t k) {
     return InvalidArgumentError("weight of {} x {} (N x K); each 1 to 2^31 - 1", part.n(),
                                 part.k());
   }
-  if (part.k() != k) {
-    return InvalidArgumentError("parts of one layer with K {} and {}", k, part.k());
+  if (part.k() != first.k()) {
+    return InvalidArgumentError("parts of one layer with K {} and {}", first.k(), part.k());
   }
   if (part.int4 == nullptr && part.dense.data == nullptr) {
     return InvalidArgumentError("weight without data");
@@ -234,13 +235,13 @@ absl::Status CheckShape(const LinearPart& part, int64_t k) {
 
 absl::StatusOr<std::unique_ptr<PackedLinear>> MakePackedLinear(std::span<const LinearPart> parts) {
   if (parts.empty()) return InvalidArgumentError("a linear layer of no parts");
-  FQ_RETURN_IF_ERROR(CheckShape(parts[0], parts[0].k()));
+  FQ_RETURN_IF_ERROR(CheckShape(parts[0], parts[0]));
   const int64_t k = parts[0].k();
   std::vector<PackedSegment> segments;
   int64_t n = 0;
   int64_t num_bytes = 0;
   for (const LinearPart& part : parts) {
-    FQ_RETURN_IF_ERROR(CheckShape(part, k));
+    FQ_RETURN_IF_ERROR(CheckShape(part, parts[0]));
     FQ_ASSIGN_OR_RETURN(PackedSegment segment,
                         part.int4 != nullptr ? PackInt4(part) : PackDense(part));
     FQ_RETURN_IF_ERROR(PackBias(part, segment));

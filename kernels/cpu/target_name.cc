@@ -1,5 +1,4 @@
 // The SIMD target that the dispatched kernels use on this machine, by name.
-#define HWY_WANT_AVX3_DL  // as linear_int4.cc
 #include "kernels/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -20,10 +20,6 @@ namespace flashquant {
 struct ParityTarget {
   std::string kind = "cpu";
   int64_t simd_target = 0;
-  int64_t targets() const {
-    // Not every op is compiled for this one; the others then take the next best.
-    return simd_target == HWY_AVX3_DL ? simd_target | HWY_AVX3 : simd_target;
-  }
 };
 
 inline std::string ParityTargetName(const testing::TestParamInfo<ParityTarget>& info) {
@@ -44,7 +40,7 @@ inline std::vector<ParityTarget> ParityTargets() {
 class ParityTest : public testing::TestWithParam<ParityTarget> {
  protected:
   void SetUp() override {
-    hwy::SetSupportedTargetsForTest(GetParam().targets());
+    hwy::SetSupportedTargetsForTest(GetParam().simd_target);
     hwy::GetChosenTarget().DeInit();
     BackendOptions options;
     options.kind = GetParam().kind;

@@ -104,7 +104,7 @@ FQ_INSTANTIATE_PARITY(RowIndependenceTest);
 
 TEST(CpuTargetTest, DispatchFollowsTheTargetThatIsAskedFor) {
   for (const ParityTarget& target : ParityTargets()) {
-    hwy::SetSupportedTargetsForTest(target.targets());
+    hwy::SetSupportedTargetsForTest(target.simd_target);
     hwy::GetChosenTarget().DeInit();
     EXPECT_STREQ(CpuTargetName(), hwy::TargetName(target.simd_target));
   }
