@@ -171,7 +171,7 @@ class Layer {
     for (int slices : slices_to_try) {
       for (int warps : {8, 16}) {
         for (int unit_chunks : {1, 2}) {
-          for (int early : {0, 1, 2}) {
+          for (int early : {1, 2, 4}) {
             if (warps > max_warps) continue;
             const int kb = options.shared_kb != 0 ? options.shared_kb : 227;
             configs.push_back({1e9, slices, kb, num_sms, early, warps, unit_chunks});

@@ -62,37 +62,43 @@ __device__ __forceinline__ void StoreXChunk(const uint4 (&v)[4], uint32_t x_addr
   }
 }
 
-// All warps of the block share the work; the caller puts a block barrier behind it.
-template <int kBatchBlocks, int kGroups>
+// All warps of the block share the work; the caller puts a block barrier behind it. A warp has the
+// loads of several chunks in flight at once: their latency is most of this function's time.
+// `after_loads` is called once, behind the first loads.
+template <int kBatchBlocks, int kGroups, typename AfterLoads>
 __device__ void StageActivations(const KernelArgs& args, const WarpPlan& plan, uint8_t* shared,
-                                 int warp, int lane) {
+                                 int warp, int lane, AfterLoads&& after_loads) {
+  constexpr int kInFlight = 3;
   const int num_items = static_cast<int>(plan.x_num_chunks) * kBatchBlocks;
   auto chunk_of = [&](int item) {
     const uint32_t chunk = plan.x_chunk_begin + static_cast<uint32_t>(item) / kBatchBlocks;
     return chunk >= plan.slice_chunks ? chunk - plan.slice_chunks : chunk;
   };
-  uint4 v[4];
-  uint4 next[4];
-  if (warp < num_items) {
-    LoadXChunk(args, plan.slice_chunk + chunk_of(warp), warp % kBatchBlocks, lane, v);
-  }
-  for (int item = warp; item < num_items; item += args.num_warps) {
-    const int following = item + args.num_warps;
-    if (following < num_items) {
-      LoadXChunk(args, plan.slice_chunk + chunk_of(following), following % kBatchBlocks, lane,
-                 next);
-    }
-    const uint32_t chunk = chunk_of(item);
-    const int batch_block = item % kBatchBlocks;
-    float* sums = reinterpret_cast<float*>(shared + args.sums_offset) +
-                  (chunk * kGroups * kBatchBlocks + batch_block) * kRowsPerBatchBlock;
-    StoreXChunk<kGroups>(v,
-                         SharedAddress(shared + args.x_offset) + batch_block * args.x_block_pitch +
-                             chunk * kXChunkBytes,
-                         sums, kBatchBlocks, lane);
+  int first = warp;
+#pragma unroll 1
+  do {
+    uint4 v[kInFlight][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = next[i];
-  }
+    for (int j = 0; j < kInFlight; ++j) {
+      const int item = first + j * args.num_warps;
+      if (item >= num_items) break;
+      LoadXChunk(args, plan.slice_chunk + chunk_of(item), item % kBatchBlocks, lane, v[j]);
+    }
+    if (first == warp) after_loads();
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      const int item = first + j * args.num_warps;
+      if (item >= num_items) break;
+      const uint32_t chunk = chunk_of(item);
+      const int batch_block = item % kBatchBlocks;
+      float* sums = reinterpret_cast<float*>(shared + args.sums_offset) +
+                    (chunk * kGroups * kBatchBlocks + batch_block) * kRowsPerBatchBlock;
+      const uint32_t x_address = SharedAddress(shared + args.x_offset) +
+                                 batch_block * args.x_block_pitch + chunk * kXChunkBytes;
+      StoreXChunk<kGroups>(v[j], x_address, sums, kBatchBlocks, lane);
+    }
+    first += kInFlight * args.num_warps;
+  } while (first < num_items);
 }
 
 }  // namespace flashquant::cuda

@@ -150,8 +150,9 @@ __global__ void __launch_bounds__(MaxWarps(kBatchBlocks) * 32, 1)
   // Weights do not depend on the kernel before; activations, the workspace and y do.
   ReleaseNextKernel();
   WaitForPreviousKernel();
-  StageActivations<kBatchBlocks, kGroups>(args, plan, shared, warp, lane);
-  FillStages<kBulk>(args, plan, ring, args.early_stages, args.stages);
+  StageActivations<kBatchBlocks, kGroups>(args, plan, shared, warp, lane, [&] {
+    FillStages<kBulk>(args, plan, ring, args.early_stages, args.stages);
+  });
   __syncthreads();
   if (plan.num_units != 0) {
     RunUnits<kBatchBlocks, kGroups, kBulk>(args, plan, ring, shared, ring_offset, table, warp,
