@@ -107,10 +107,10 @@ class ServeProcess : public Process {
 
  private:
   static std::vector<std::string> Arguments(std::vector<std::string> more) {
-    std::vector<std::string> arguments = {"serve", "--model", TestDataPath("tiny_models/llama"),
-                                          "--metrics-listen", "127.0.0.1:0"};
-    if (std::find(more.begin(), more.end(), "--listen") == more.end()) {
-      more.insert(more.end(), {"--listen", "127.0.0.1:0"});
+    std::vector<std::string> arguments = {"serve", "--model", TestDataPath("tiny_models/llama")};
+    for (const char* flag : {"--listen", "--metrics-listen"}) {
+      if (std::find(more.begin(), more.end(), flag) != more.end()) continue;
+      more.insert(more.end(), {flag, "127.0.0.1:0"});
     }
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
