@@ -20,10 +20,41 @@ __device__ __forceinline__ WarpPlan LoadWarpPlan(const WarpPlan* plan, int lane)
   return out;
 }
 
-__device__ __forceinline__ Unit LoadUnit(const Unit* unit) {
-  const uint2 v = __ldg(reinterpret_cast<const uint2*>(unit));
-  return Unit{v.x, v.y};
-}
+// A warp's list of units, read 32 at a time, one a lane, and half of that ahead of use: a load for
+// every unit would stall each of them.
+class UnitList {
+ public:
+  __device__ UnitList(const Unit* units, int num_units, int lane)
+      : units_(units),
+        num_units_(num_units),
+        lane_(lane),
+        now_(Load(lane)),
+        next_(Load(lane + 16)) {}
+
+  // Called with rising i, once for each; afterwards Get(i) .. Get(i + 15) are valid.
+  __device__ void MoveTo(int i) {
+    if (i - begin_ < 16) return;
+    begin_ += 16;
+    now_ = next_;
+    next_ = Load(begin_ + 16 + lane_);
+  }
+  __device__ Unit Get(int i) const {
+    return Unit{__shfl_sync(0xffffffffu, now_.x, i - begin_),
+                __shfl_sync(0xffffffffu, now_.y, i - begin_)};
+  }
+
+ private:
+  __device__ uint2 Load(int i) const {
+    return i < num_units_ ? __ldg(reinterpret_cast<const uint2*>(units_ + i)) : uint2{0, 0};
+  }
+
+  const Unit* units_;
+  int num_units_;
+  int lane_;
+  int begin_ = 0;
+  uint2 now_;   // unit begin_ + lane
+  uint2 next_;  // unit begin_ + 16 + lane
+};
 
 // Brings the warp's lists nearer: they are read one by one later, each a miss otherwise.
 __device__ __forceinline__ void PrefetchLists(const KernelArgs& args, const WarpPlan& plan,
@@ -59,26 +90,23 @@ __device__ __forceinline__ void FillStages(const KernelArgs& args, const WarpPla
 // left in shared memory.
 template <int kBatchBlocks, int kGroups, bool kBulk>
 __device__ __forceinline__ void RunUnits(const KernelArgs& args, const WarpPlan& plan,
-                                         StageRing<kBulk>& ring, uint8_t* shared,
+                                         StageRing<kBulk>& ring, UnitList& units, uint8_t* shared,
                                          uint32_t ring_offset, SlotTable& table, int warp,
                                          int lane) {
   const uint32_t x_base = SharedAddress(shared + args.x_offset);
   const uint32_t sums_base = SharedAddress(shared + args.sums_offset);
   constexpr uint32_t kSumBytes = kGroups * kBatchBlocks * kRowsPerBatchBlock * 4;
   const uint32_t dense_bytes = kCodeBytes + kGroups * kGroupScaleBytes * (args.has_zeros ? 2 : 1);
-  const Unit* units = args.units + plan.unit_begin;
   const int num_units = static_cast<int>(plan.num_units);
   uint32_t row = plan.row_begin;
   RowInfo info = LoadRowInfo(args.rows + row);
   bool from_start = (plan.units[0].flags & kUnitRowStart) != 0;
-  Unit unit = plan.units[0];
-  Unit to_fill = args.stages < num_units ? LoadUnit(units + args.stages) : Unit{};
   float acc[kBlocksPerStrip][kBatchBlocks][4] = {};
 #pragma unroll 1
   for (int i = 0; i < num_units; ++i) {
     const bool last = i + 1 == num_units;
-    const Unit next_unit = last ? Unit{} : LoadUnit(units + i + 1);
-    const uint32_t flags = unit.flags;
+    units.MoveTo(i);
+    const uint32_t flags = units.Get(i).flags;
     const uint32_t chunk = flags >> kUnitChunkShift & kUnitChunkMask;
     const uint32_t x = x_base + chunk * kXChunkBytes;
     const uint32_t record = ring.Wait();
@@ -92,9 +120,9 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const WarpPlan&
     __syncwarp();
     ring.Advance();
     if (i + args.stages < num_units) {
-      ring.Fill(args.records + static_cast<uint64_t>(to_fill.offset) * 16,
-                (to_fill.flags & kUnitSizeMask) * 16);
-      if (i + args.stages + 1 < num_units) to_fill = LoadUnit(units + i + args.stages + 1);
+      const Unit unit = units.Get(i + args.stages);
+      ring.Fill(args.records + static_cast<uint64_t>(unit.offset) * 16,
+                (unit.flags & kUnitSizeMask) * 16);
     } else {
       ring.FillNothing();
     }
@@ -125,7 +153,6 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const WarpPlan&
       info = LoadRowInfo(args.rows + ++row);
       from_start = true;
     }
-    unit = next_unit;
   }
 }
 
@@ -135,7 +162,8 @@ template <int kBatchBlocks, int kGroups, bool kBulk>
 __global__ void __launch_bounds__(MaxWarps(kBatchBlocks) * 32, 1)
     LinearW4A16Kernel(const __grid_constant__ KernelArgs args) {
   extern __shared__ __align__(128) uint8_t shared[];
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // Through a shuffle, so that the compiler knows it to be the same in all lanes.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const WarpPlan plan = LoadWarpPlan(args.warps + blockIdx.x * args.num_warps + warp, lane);
   SlotTable& table = *reinterpret_cast<SlotTable*>(shared + kSharedBarrierBytes);
@@ -147,6 +175,7 @@ __global__ void __launch_bounds__(MaxWarps(kBatchBlocks) * 32, 1)
                         args.stage_bytes, lane);
   FillStages<kBulk>(args, plan, ring, 0, args.early_stages);
   PrefetchLists(args, plan, lane);
+  UnitList units(args.units + plan.unit_begin, static_cast<int>(plan.num_units), lane);
   // Weights do not depend on the kernel before; activations, the workspace and y do.
   ReleaseNextKernel();
   WaitForPreviousKernel();
@@ -155,8 +184,8 @@ __global__ void __launch_bounds__(MaxWarps(kBatchBlocks) * 32, 1)
   });
   __syncthreads();
   if (plan.num_units != 0) {
-    RunUnits<kBatchBlocks, kGroups, kBulk>(args, plan, ring, shared, ring_offset, table, warp,
-                                           lane);
+    RunUnits<kBatchBlocks, kGroups, kBulk>(args, plan, ring, units, shared, ring_offset, table,
+                                           warp, lane);
   }
   __syncthreads();
   CombineSlots<kBatchBlocks>(args, shared, table, warp, lane);
