@@ -162,14 +162,13 @@ class ServeProcess {
   }
 
   absl::Status Serve() {
-    FQ_ASSIGN_OR_RETURN(chat_, LoadChatFormat(*model_));
     EngineDependencies dependencies;
     dependencies.runner = model_->runner.get();
     dependencies.tokenizer = model_->tokenizer.get();
     dependencies.metrics = &metrics_;
     dependencies.clock = &clock_;
     dependencies.listener = server_->listener();
-    dependencies.eos_token_ids = EndTokens(*model_, chat_);
+    dependencies.eos_token_ids = model_->defaults.eos_token_ids;
     dependencies.vocab_size = model_->config.vocab_size;
     dependencies.on_failure = [this](const absl::Status& error) {
       spdlog::error("engine failed: {}", std::string(error.message()));
@@ -177,7 +176,7 @@ class ServeProcess {
       signals_.Notify();
     };
     FQ_ASSIGN_OR_RETURN(engine_, Engine::Create(model_->engine, dependencies));
-    FQ_ASSIGN_OR_RETURN(auto serving, MakeServingModel(config_, *model_, chat_, engine_.get()));
+    FQ_ASSIGN_OR_RETURN(auto serving, MakeServingModel(config_, *model_, engine_.get()));
     DescribeModel(*model_, serving->info.revision(), &metrics_);
     const BackendInfo backend = model_->backend->info();
     metrics_.SetBuildInfo(FQ_VERSION, "unknown", backend.name, "none", GrpcVersion());
@@ -240,7 +239,6 @@ class ServeProcess {
   Metrics metrics_{*registry_, ModelName(config_), kMetricsContext};
   std::unique_ptr<MetricsEndpoint> endpoint_;
   std::optional<ServedModel> model_;
-  std::optional<ChatFormat> chat_;
   std::unique_ptr<InferenceServer> server_;
   std::unique_ptr<Engine> engine_;
   std::atomic<bool> failed_{false};

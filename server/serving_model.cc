@@ -40,17 +40,16 @@ ChatEncoder MakeChatEncoder(const ChatFormat* chat) {
   };
 }
 
-MapperOptions MakeMapperOptions(const ServerConfig& config, const ServedModel& model,
-                                const std::optional<ChatFormat>& chat) {
+MapperOptions MakeMapperOptions(const ServerConfig& config, const ServedModel& model) {
   MapperOptions options;
   options.limits.model_name = ModelName(config);
   options.limits.vocab_size = model.config.vocab_size;
   options.limits.context_length = model.engine.context_length;
   options.limits.has_tokenizer = model.tokenizer != nullptr;
-  options.limits.has_chat_format = chat.has_value();
+  options.limits.has_chat_format = model.chat_format.has_value();
   options.tokenizer = model.tokenizer.get();
-  if (chat) options.encode_chat = MakeChatEncoder(&*chat);
-  options.eos_token_ids = EndTokens(model, chat);
+  if (model.chat_format) options.encode_chat = MakeChatEncoder(&*model.chat_format);
+  options.eos_token_ids = model.defaults.eos_token_ids;
   options.defaults = model.defaults.sampling;
   options.max_request_duration = DurationFromSeconds(config.max_request_seconds);
   options.default_queue_timeout = DurationFromSeconds(config.queue_timeout_seconds);
@@ -89,22 +88,6 @@ v1::GetModelResponse MakeInfo(const ServedModel& model, const MapperOptions& opt
 
 }  // namespace
 
-absl::StatusOr<std::optional<ChatFormat>> LoadChatFormat(const ServedModel& model) {
-  if (model.tokenizer == nullptr) return std::optional<ChatFormat>();
-  FQ_ASSIGN_OR_RETURN(ChatFormat format, ChatFormat::Load(model.path, model.tokenizer.get()));
-  if (format.kind() == ChatFormat::Kind::kUnknown) return std::optional<ChatFormat>();
-  return std::optional<ChatFormat>(std::move(format));
-}
-
-std::vector<int32_t> EndTokens(const ServedModel& model, const std::optional<ChatFormat>& chat) {
-  std::vector<int32_t> ids = model.defaults.eos_token_ids;
-  if (!chat) return ids;
-  for (const int32_t id : chat->end_of_turn_ids()) {
-    if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
-  }
-  return ids;
-}
-
 std::string ModelName(const ServerConfig& config) {
   if (!config.model_name.empty()) return config.model_name;
   const std::filesystem::path path =
@@ -132,10 +115,10 @@ absl::StatusOr<std::string> ModelRevision(const std::string& path) {
   return fmt::format("{:08x}", crc);
 }
 
-absl::StatusOr<std::unique_ptr<const ServingModel>> MakeServingModel(
-    const ServerConfig& config, const ServedModel& model, const std::optional<ChatFormat>& chat,
-    Engine* engine) {
-  MapperOptions options = MakeMapperOptions(config, model, chat);
+absl::StatusOr<std::unique_ptr<const ServingModel>> MakeServingModel(const ServerConfig& config,
+                                                                     const ServedModel& model,
+                                                                     Engine* engine) {
+  MapperOptions options = MakeMapperOptions(config, model);
   FQ_ASSIGN_OR_RETURN(options.revision, ModelRevision(model.path));
   v1::GetModelResponse info = MakeInfo(model, options);
   auto serving = std::make_unique<ServingModel>(std::move(options), engine);
