@@ -14,6 +14,14 @@ inline constexpr int kMaxStages = 4;
 template <bool kBulk>
 class StageRing;
 
+// Code for older devices holds this form without its instructions; the launcher never picks it
+// there.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define FQ_BULK_COPY_ASM(...) asm volatile(__VA_ARGS__)
+#else
+#define FQ_BULK_COPY_ASM(...) (void)0
+#endif
+
 template <>
 class StageRing<true> {
  public:
@@ -23,10 +31,11 @@ class StageRing<true> {
       : base_(base), barriers_(barriers), stages_(stages), stage_bytes_(stage_bytes), lane_(lane) {
     if (lane == 0) {
       for (int i = 0; i < stages; ++i) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * i) : "memory");
+        FQ_BULK_COPY_ASM("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * i)
+                         : "memory");
       }
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy_));
+      FQ_BULK_COPY_ASM("fence.proxy.async.shared::cta;" ::: "memory");
+      FQ_BULK_COPY_ASM("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy_));
     }
     __syncwarp();
   }
@@ -36,10 +45,10 @@ class StageRing<true> {
   __device__ void Fill(const uint8_t* source, uint32_t bytes) {
     if (lane_ == 0) {
       const uint32_t barrier = barriers_ + 8 * fill_stage_;
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                   "r"(bytes)
-                   : "memory");
-      asm volatile(
+      FQ_BULK_COPY_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                       "r"(bytes)
+                       : "memory");
+      FQ_BULK_COPY_ASM(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
           "[%1], %2, [%3], %4;" ::"r"(base_ + fill_stage_ * stage_bytes_),
           "l"(source), "r"(bytes), "r"(barrier), "l"(policy_)
@@ -53,9 +62,13 @@ class StageRing<true> {
   // Shared address of the next item, once it has arrived.
   __device__ uint32_t Wait() {
     const uint32_t barrier = barriers_ + 8 * stage_;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     uint32_t done = 0;
+#else
+    uint32_t done = 1;
+#endif
     while (done == 0) {
-      asm volatile(
+      FQ_BULK_COPY_ASM(
           "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, "
           "0, p; }"
           : "=r"(done)
@@ -83,6 +96,8 @@ class StageRing<true> {
   uint32_t parity_ = 0;
   uint64_t policy_ = 0;
 };
+
+#undef FQ_BULK_COPY_ASM
 
 template <>
 class StageRing<false> {
