@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "engine/quantize/multiversion.h"
+
 namespace flashquant {
 
-ErrorSums SumErrors(std::span<const float> squared, float scale) {
+FQ_MULTIVERSION ErrorSums SumErrors(std::span<const float> squared, float scale) {
   ErrorSums sums;
   sums.inside_limit = 0.2501f * scale * scale;
   constexpr size_t kLanes = 8;  // independent sums, for vectorization

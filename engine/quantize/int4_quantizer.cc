@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "engine/quantize/approximate_curve.h"
+#include "engine/quantize/multiversion.h"
 
 namespace flashquant {
 namespace {
@@ -32,7 +33,7 @@ inline float CodeOf(float weight, float inverse_scale, float zero) {
   return (level + kRoundMagic) - kRoundMagic;
 }
 
-double SumOf(std::span<const float> values) {
+FQ_MULTIVERSION double SumOf(std::span<const float> values) {
   // Four lanes with a fixed order: repeatable, and free of one long dependency chain.
   double lanes[4] = {0, 0, 0, 0};
   size_t i = 0;
@@ -84,7 +85,8 @@ uint8_t EncodeInt4(float weight, GroupParams params) {
   return static_cast<uint8_t>(CodeOf(weight, 1.0f / scale, static_cast<float>(params.zero)));
 }
 
-void SquaredErrors(std::span<const float> weights, GroupParams params, std::span<float> squared) {
+FQ_MULTIVERSION void SquaredErrors(std::span<const float> weights, GroupParams params,
+                                   std::span<float> squared) {
   const float scale = ToFloat(params.scale);
   const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
   const float zero = static_cast<float>(params.zero);
