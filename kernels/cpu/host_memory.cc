@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
@@ -30,25 +31,29 @@ int64_t ReadNumber(const char* path) {
   return value;
 }
 
-int64_t MemAvailable() {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  while (file >> key) {
-    int64_t kib = 0;
-    if (key == "MemAvailable:" && file >> kib) return kib * 1024;
+// The number after `key` in a file of "key number" lines, `fallback` when there is none.
+int64_t ReadKey(const char* path, std::string_view key, int64_t fallback) {
+  std::ifstream file(path);
+  std::string word;
+  while (file >> word) {
+    int64_t value = 0;
+    if (word == key && file >> value) return value;
     file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   }
-  return int64_t{1} << 30;
+  return fallback;
 }
 
 }  // namespace
 
 int64_t FreeHostMemoryBytes() {
-  int64_t free_bytes = MemAvailable();
+  int64_t free_bytes = ReadKey("/proc/meminfo", "MemAvailable:", int64_t{1} << 20) * 1024;
   const int64_t limit = ReadNumber("/sys/fs/cgroup/memory.max");
   const int64_t used = ReadNumber("/sys/fs/cgroup/memory.current");
   if (limit >= 0 && used >= 0) {
-    free_bytes = std::min(free_bytes, std::max<int64_t>(0, limit - used));
+    // What the group uses includes the page cache of files just read, which is given back on
+    // demand.
+    const int64_t cache = ReadKey("/sys/fs/cgroup/memory.stat", "inactive_file", 0);
+    free_bytes = std::min(free_bytes, std::max<int64_t>(0, limit - used + cache));
   }
   return free_bytes;
 }

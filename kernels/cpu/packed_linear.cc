@@ -87,7 +87,7 @@ absl::StatusOr<std::vector<OutlierEntry>> CollectOutliers(const TileCooMatrix& m
     in_range = in_range && std::fabs(ToFloat(BFloat16{bits})) < kMaxOutlier;
     entries.push_back({n, k, bits});
   });
-  if (!in_range) return InvalidArgumentError("outlier value of 2^100 or more");
+  if (!in_range) return UnimplementedError("outlier value of 2^100 or more");
   std::sort(entries.begin(), entries.end(), [](const OutlierEntry& a, const OutlierEntry& b) {
     return std::tie(a.n, a.k) < std::tie(b.n, b.k);
   });
@@ -102,10 +102,10 @@ absl::Status PackOutliers(const LinearPart& part, int64_t k, PackedSegment& segm
                                 geometry.n, k, segment.n);
   }
   if (geometry.value_type != TileCooValueType::kBFloat16) {
-    return InvalidArgumentError("outlier values are FP16; the CPU backend takes BF16");
+    return UnimplementedError("outlier values are FP16; the CPU backend takes BF16");
   }
   if (k > kMaxOutlierInputs) {
-    return InvalidArgumentError("outliers with K {}; at most {}", k, kMaxOutlierInputs);
+    return UnimplementedError("outliers with K {}; at most {}", k, kMaxOutlierInputs);
   }
   FQ_ASSIGN_OR_RETURN(const std::vector<OutlierEntry> entries, CollectOutliers(*part.outliers));
   const int64_t num_lanes = segment.num_blocks * kBlockLanes;

@@ -240,7 +240,7 @@ HWY_EXPORT(AttendRow);
 
 int64_t AttentionScratchFloats(const PagedAttentionParams& params) {
   const int64_t group = params.num_heads / params.num_kv_heads;
-  return group * (kAttentionTileKeys + int64_t{sizeof(float) * 2 / sizeof(float)});
+  return group * (kAttentionTileKeys + 2);  // a tile of scores and a SoftmaxState of two floats
 }
 
 void PagedAttentionCpu(const PagedAttentionParams& params, ThreadPool& pool, float* scratch) {

@@ -6,6 +6,8 @@
 
 #include <sched.h>
 
+#include <system_error>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -42,7 +44,11 @@ int32_t UsableCores() {
 
 ThreadPool::ThreadPool(int32_t num_threads) {
   for (int32_t thread = 1; thread < num_threads; ++thread) {
-    workers_.emplace_back([this, thread] { WorkerLoop(thread); });
+    try {
+      workers_.emplace_back([this, thread] { WorkerLoop(thread); });
+    } catch (const std::system_error&) {
+      break;  // no more threads to be had: those there are do the work
+    }
   }
 }
 

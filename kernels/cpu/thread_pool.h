@@ -20,7 +20,8 @@ int32_t UsableCores();
 
 class ThreadPool final {
  public:
-  // num_threads >= 1, the calling thread included: starts num_threads - 1 workers.
+  // num_threads >= 1, the calling thread included: starts num_threads - 1 workers, fewer when the
+  // system refuses a thread.
   explicit ThreadPool(int32_t num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

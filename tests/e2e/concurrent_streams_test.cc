@@ -52,9 +52,6 @@ class ModelServer {
       return;
     }
     model_.emplace(*std::move(model));
-    auto chat = LoadChatFormat(*model_);
-    EXPECT_TRUE(chat.ok()) << chat.status();
-    chat_ = *std::move(chat);
     metrics_.emplace(*registry_, "model", 512);
     auto server = InferenceServer::Start({.model_name = "model"}, &*metrics_, &clock_);
     EXPECT_TRUE(server.ok()) << server.status();
@@ -65,12 +62,12 @@ class ModelServer {
     dependencies.metrics = &*metrics_;
     dependencies.clock = &clock_;
     dependencies.listener = server_->listener();
-    dependencies.eos_token_ids = EndTokens(*model_, chat_);
+    dependencies.eos_token_ids = model_->defaults.eos_token_ids;
     dependencies.vocab_size = model_->config.vocab_size;
     auto engine = Engine::Create(model_->engine, dependencies);
     EXPECT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
-    auto serving = MakeServingModel(config_, *model_, chat_, engine_.get());
+    auto serving = MakeServingModel(config_, *model_, engine_.get());
     EXPECT_TRUE(serving.ok()) << serving.status();
     server_->SetServing(*std::move(serving));
     auto endpoint = MetricsEndpoint::Start("127.0.0.1:0", registry_);
@@ -100,7 +97,6 @@ class ModelServer {
   ServerConfig config_;
   const SteadyClock clock_;
   std::optional<ServedModel> model_;
-  std::optional<ChatFormat> chat_;
   std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
   std::optional<Metrics> metrics_;
   std::unique_ptr<InferenceServer> server_;
