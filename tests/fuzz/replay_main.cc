@@ -1,5 +1,6 @@
-// Replays a folder of corpus files through a fuzz harness, so that the normal suite runs every past finding with
-// g++ too: REPLAY DIR. Each file is one input; the harness crashes or the program exits 0.
+// Replays a folder of corpus files through a fuzz harness, so that the normal suite runs every past
+// finding with g++ too: REPLAY DIR. Each file is one input; the harness crashes or the program
+// exits 0.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
