@@ -1,6 +1,7 @@
 // The service over a real connection: streams, endings, refusals. Each test ends with the leak
 // check. Ids in comments are rows of the reliability matrix.
 #include <chrono>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -205,15 +206,17 @@ TEST_F(RpcTest, QueueTimeoutEndsAWaitingRequest) {  // S2
   TestServerOptions options;
   options.engine.max_sequences = 1;
   Start(options);
-  // A long answer keeps the only place.
-  std::future<Answer> running = server_->GenerateAsync(TextRequest("long", 1500));
+  // A long answer keeps the only place: with steps of a millisecond it cannot end before the late
+  // request has waited long enough.
+  server_->runner().OnLaunch([](const StepPlan&) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+    while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  });
+  std::future<Answer> running = server_->GenerateAsync(TextRequest("long", 1000));
   ASSERT_TRUE(RunningIs(1));
-  server_->runner().CloseGate();
   v1::GenerateRequest request = TextRequest("late", 4);
   request.mutable_queue_timeout()->set_nanos(1000000);
   std::future<Answer> late = server_->GenerateAsync(request);
-  ASSERT_TRUE(Eventually([&] { return server_->server().live_calls() == 2; }));
-  server_->runner().OpenGate();
   const Answer answer = late.get();
   EXPECT_EQ(answer.result.code, kResourceExhausted);
   EXPECT_EQ(answer.result.reason, "QUEUE_TIMEOUT");
