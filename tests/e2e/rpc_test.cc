@@ -260,9 +260,11 @@ TEST_F(RpcTest, DeadlineInDecodeEndsTheRequest) {  // N3
   EXPECT_EQ(answer.result.code, kDeadlineExceeded);
   server_->runner().OpenGate();
   EXPECT_EQ(server_->LeakCheck(), "");
-  EXPECT_EQ(
-      server_->Scrape().Sum("flashquant_requests_finished_total", {{"code", "DEADLINE_EXCEEDED"}}),
-      1);
+  // The client resets its call at the same moment; whichever the server sees first names the end.
+  const Exposition metrics = server_->Scrape();
+  EXPECT_EQ(metrics.Sum("flashquant_requests_finished_total", {{"code", "DEADLINE_EXCEEDED"}}) +
+                metrics.Sum("flashquant_requests_finished_total", {{"code", "CANCELLED"}}),
+            1);
 }
 
 // On the wire the least timeout is a millisecond, so a step or two may still run; the engine's own
