@@ -5,10 +5,12 @@
 // runs them at once.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -92,6 +94,9 @@ struct BackendInfo {
   int64_t free_memory_bytes = 0;  // what a KV pool may be cut from
 };
 
+// Read-backs that may be under way at once: two arrays of each of two steps in flight.
+inline constexpr int32_t kNumReadBackSlots = 4;
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -103,8 +108,14 @@ class Backend {
 
   // RESOURCE_EXHAUSTED when the memory is not there. num_bytes may be 0.
   virtual absl::StatusOr<DeviceBuffer> Allocate(int64_t num_bytes) = 0;
+  // In order with the ops; `host` may change as soon as this returns.
   virtual absl::Status CopyToDevice(void* device, const void* host, int64_t num_bytes) = 0;
   virtual absl::Status CopyToHost(void* host, const void* device, int64_t num_bytes) = 0;
+  // A copy to the host that later ops do not hold up: QueueReadBack takes what `device` holds once
+  // everything queued so far has run, FinishReadBack waits for that alone and writes it to `host`.
+  // `slot`: 0 to kNumReadBackSlots - 1, free again after FinishReadBack.
+  virtual absl::Status QueueReadBack(int32_t slot, const void* device, int64_t num_bytes);
+  virtual absl::Status FinishReadBack(int32_t slot, void* host);
   // Waits for everything queued. An error here is final for the device.
   virtual absl::Status Synchronize() = 0;
 
@@ -129,6 +140,14 @@ class Backend {
  protected:
   friend class DeviceBuffer;
   virtual void Free(void* data, int64_t num_bytes) = 0;
+
+ private:
+  std::array<std::vector<uint8_t>, kNumReadBackSlots> read_backs_;  // of the default versions
 };
+
+// What every backend asks of the parts of one linear layer: at least one, equal K, sizes from 1 to
+// 2^31 - 1, a dense dtype that LinearPart names, row scales with I8, outliers of the weight's
+// shape. INVALID_ARGUMENT otherwise; DATA_LOSS for a broken INT4 weight.
+absl::Status CheckLinearParts(std::span<const LinearPart> parts);
 
 }  // namespace flashquant

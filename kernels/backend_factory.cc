@@ -2,12 +2,29 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
+#ifdef FQ_HAVE_CUDA
+#include "kernels/cuda/backend/cuda_backend.h"
+#endif
 
 namespace flashquant {
 namespace {
 
 constexpr int32_t kMaxThreads = 1024;
 constexpr int32_t kMaxRowMultiple = 256;
+
+#ifdef FQ_HAVE_CUDA
+constexpr int32_t kCudaRowMultiple = 8;  // columns of a tensor-core tile
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const BackendOptions& options) {
+  const int32_t row_multiple = options.row_multiple == 0 ? kCudaRowMultiple : options.row_multiple;
+  FQ_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, cuda::CudaBackend::Create(row_multiple));
+  return backend;
+}
+#else
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const BackendOptions& /*options*/) {
+  return UnavailableError("backend 'cuda' is not in this build (FQ_ENABLE_CUDA)");
+}
+#endif
 
 }  // namespace
 
@@ -23,8 +40,9 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& opt
     return InvalidArgumentError("row multiple: {}; 0 (the backend's own) to {}",
                                 options.row_multiple, kMaxRowMultiple);
   }
-  if (options.kind == "cuda") {
-    return UnavailableError("backend 'cuda' is not in this build (FQ_ENABLE_CUDA)");
+  if (options.kind != "cpu") {
+    absl::StatusOr<std::unique_ptr<Backend>> backend = CreateCudaBackend(options);
+    if (options.kind == "cuda" || !absl::IsUnavailable(backend.status())) return backend;
   }
   const int32_t threads = options.num_threads == 0 ? UsableCores() : options.num_threads;
   const int32_t row_multiple = options.row_multiple == 0 ? 1 : options.row_multiple;

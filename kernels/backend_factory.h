@@ -15,6 +15,7 @@ struct BackendOptions {
   int32_t row_multiple = 0;        // 0 = the backend's own
 };
 
+// "auto" is CUDA where it is built in and there is a device that it can use, else the CPU.
 // INVALID_ARGUMENT for an unknown kind, UNAVAILABLE when the device (or its backend in this build)
 // is not there.
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);

@@ -8,6 +8,12 @@
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
+namespace {
+
+// Token ids of a step come back through this slot, the marks of non-finite rows through the next.
+int32_t FirstReadBackSlot(int64_t step) { return static_cast<int32_t>(step % 2) * 2; }
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelStepRunner>> ModelStepRunner::Create(
     const DecoderModel* model, Backend* backend, const StepRunnerOptions& options) {
@@ -62,30 +68,34 @@ absl::Status ModelStepRunner::Launch(const StepPlan& plan) {
 }
 
 absl::Status ModelStepRunner::Sample(int32_t num_rows, const Samples& samples) {
-  if (num_rows == 0) return absl::OkStatus();
-  return backend_->SampleTokens({.num_rows = num_rows,
-                                 .vocab_size = model_->config().vocab_size,
-                                 .logits = activations_->logits.As<float>(),
-                                 .rows = sampling_->rows(),
-                                 .banned_ids = sampling_->banned_ids(),
-                                 .token_ids = samples.token_ids.As<int32_t>(),
-                                 .non_finite = samples.non_finite.As<uint8_t>()});
+  if (num_rows > 0) {
+    FQ_RETURN_IF_ERROR(backend_->SampleTokens({.num_rows = num_rows,
+                                               .vocab_size = model_->config().vocab_size,
+                                               .logits = activations_->logits.As<float>(),
+                                               .rows = sampling_->rows(),
+                                               .banned_ids = sampling_->banned_ids(),
+                                               .token_ids = samples.token_ids.As<int32_t>(),
+                                               .non_finite = samples.non_finite.As<uint8_t>()}));
+  }
+  // Collect waits for these copies alone, not for a step launched meanwhile; also when there is
+  // nothing to copy, so that a step that only fills the cache has run when it is collected.
+  const int32_t slot = FirstReadBackSlot(num_launched_);
+  FQ_RETURN_IF_ERROR(
+      backend_->QueueReadBack(slot, samples.token_ids.data(), int64_t{num_rows} * 4));
+  return backend_->QueueReadBack(slot + 1, samples.non_finite.data(), num_rows);
 }
 
 absl::StatusOr<StepResult> ModelStepRunner::Collect() {
   FQ_CHECK(num_collected_ < num_launched_);
-  const Samples& samples = samples_[static_cast<size_t>(num_collected_ % 2)];
+  const int32_t slot = FirstReadBackSlot(num_collected_);
   const std::vector<SequenceId> ids = std::move(launched_ids_.front());
   launched_ids_.pop_front();
   ++num_collected_;
 
   std::vector<int32_t> token_ids(ids.size());
   std::vector<uint8_t> non_finite(ids.size());
-  const auto num_rows = static_cast<int64_t>(ids.size());
-  FQ_RETURN_IF_ERROR(
-      backend_->CopyToHost(token_ids.data(), samples.token_ids.data(), num_rows * 4));
-  FQ_RETURN_IF_ERROR(backend_->CopyToHost(non_finite.data(), samples.non_finite.data(), num_rows));
-  FQ_RETURN_IF_ERROR(backend_->Synchronize());
+  FQ_RETURN_IF_ERROR(backend_->FinishReadBack(slot, token_ids.data()));
+  FQ_RETURN_IF_ERROR(backend_->FinishReadBack(slot + 1, non_finite.data()));
 
   StepResult result;
   for (size_t row = 0; row < ids.size(); ++row) {

@@ -97,10 +97,6 @@ absl::StatusOr<std::vector<OutlierEntry>> CollectOutliers(const TileCooMatrix& m
 absl::Status PackOutliers(const LinearPart& part, int64_t k, PackedSegment& segment) {
   if (part.outliers == nullptr) return absl::OkStatus();
   const TileCooGeometry& geometry = part.outliers->geometry();
-  if (geometry.k != k || geometry.n != segment.n) {
-    return InvalidArgumentError("outliers are {} x {} (K x N), the weight is {} x {}", geometry.k,
-                                geometry.n, k, segment.n);
-  }
   if (geometry.value_type != TileCooValueType::kBFloat16) {
     return UnimplementedError("outlier values are FP16; the CPU backend takes BF16");
   }
@@ -170,25 +166,20 @@ uint32_t DenseBits(const TensorView& dense, int64_t index) {
   }
 }
 
-absl::StatusOr<PackedKind> DenseKind(const LinearPart& part) {
-  switch (part.dense.dtype) {
+PackedKind DenseKind(DType dtype) {
+  switch (dtype) {
     case DType::kBF16:
       return PackedKind::kBFloat16;
-    case DType::kF16:
-    case DType::kF32:
-      return PackedKind::kFloat32;
     case DType::kI8:
-      if (part.row_scales != nullptr) return PackedKind::kInt8;
-      return InvalidArgumentError("I8 weight without row scales");
+      return PackedKind::kInt8;
     default:
-      return InvalidArgumentError("weight dtype {}; BF16, F16, F32 or I8",
-                                  DTypeName(part.dense.dtype));
+      return PackedKind::kFloat32;
   }
 }
 
 absl::StatusOr<PackedSegment> PackDense(const LinearPart& part) {
   PackedSegment segment;
-  FQ_ASSIGN_OR_RETURN(segment.kind, DenseKind(part));
+  segment.kind = DenseKind(part.dense.dtype);
   const int64_t n = part.dense.shape[0];
   const int64_t k = part.dense.shape[1];
   segment.chunk_inputs = kMaxChunkInputs;
@@ -212,36 +203,15 @@ absl::StatusOr<PackedSegment> PackDense(const LinearPart& part) {
   return segment;
 }
 
-// `first` gives the K that all parts must have.
-absl::Status CheckShape(const LinearPart& part, const LinearPart& first) {
-  if (part.int4 == nullptr && part.dense.shape.size() != 2) {
-    return InvalidArgumentError("weight with {} dimensions; 2", part.dense.shape.size());
-  }
-  if (part.n() < 1 || part.k() < 1 || part.n() > std::numeric_limits<int32_t>::max() ||
-      part.k() > std::numeric_limits<int32_t>::max()) {
-    return InvalidArgumentError("weight of {} x {} (N x K); each 1 to 2^31 - 1", part.n(),
-                                part.k());
-  }
-  if (part.k() != first.k()) {
-    return InvalidArgumentError("parts of one layer with K {} and {}", first.k(), part.k());
-  }
-  if (part.int4 == nullptr && part.dense.data == nullptr) {
-    return InvalidArgumentError("weight without data");
-  }
-  return part.int4 != nullptr ? ValidateInt4Weight(*part.int4) : absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PackedLinear>> MakePackedLinear(std::span<const LinearPart> parts) {
-  if (parts.empty()) return InvalidArgumentError("a linear layer of no parts");
-  FQ_RETURN_IF_ERROR(CheckShape(parts[0], parts[0]));
+  FQ_RETURN_IF_ERROR(CheckLinearParts(parts));
   const int64_t k = parts[0].k();
   std::vector<PackedSegment> segments;
   int64_t n = 0;
   int64_t num_bytes = 0;
   for (const LinearPart& part : parts) {
-    FQ_RETURN_IF_ERROR(CheckShape(part, parts[0]));
     FQ_ASSIGN_OR_RETURN(PackedSegment segment,
                         part.int4 != nullptr ? PackInt4(part) : PackDense(part));
     FQ_RETURN_IF_ERROR(PackBias(part, segment));

@@ -1,4 +1,6 @@
 // The linear op against the oracle: INT4 with and without outliers, dense types, joined parts.
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <tuple>
 #include <vector>
@@ -15,15 +17,28 @@ class LinearParityTest : public ParityTest {
  protected:
   void ExpectParity(std::span<const LinearPart> parts, int64_t num_rows) {
     const ReferenceLinear linear = MakeReferenceLinear(parts);
-    const std::vector<float> x = RandomFloats(num_rows * linear.k, 1.0f, 7);
+    const std::vector<float> x = RoundToAct(RandomFloats(num_rows * linear.k, 1.0f, 7));
     const ReferenceProduct expected = MultiplyReference(linear, x, num_rows);
     const std::unique_ptr<LinearWeight> weight = Pack(parts);
     ASSERT_NE(weight, nullptr);
     EXPECT_EQ(weight->n(), linear.n);
     EXPECT_EQ(weight->k(), linear.k);
     const std::vector<float> y = RunLinear(*weight, x);
-    EXPECT_TRUE(AllWithin(y, expected.y, SumTolerance(expected.magnitude, linear.k)))
+    EXPECT_TRUE(AllWithin(y, expected.y, Tolerance(expected, linear.k)))
         << linear.n << " x " << linear.k << ", rows " << num_rows;
+    std::vector<double> rounded = Tolerance(expected, linear.k);
+    for (size_t i = 0; i < rounded.size(); ++i) rounded[i] += ActRounding(2 * expected.y[i]);
+    EXPECT_TRUE(AllWithin(RunLinear(*weight, x, /*float_outputs=*/false), expected.y, rounded));
+  }
+  // Weights that are held in BF16 are each off by up to a roundoff, independently: their errors
+  // grow as the square root of their number, magnitudes as the number itself.
+  std::vector<double> Tolerance(const ReferenceProduct& expected, int64_t k) const {
+    std::vector<double> tolerance = SumTolerance(expected.magnitude, k);
+    const double share = std::min(1.0, 4.0 / std::sqrt(static_cast<double>(k)));
+    for (size_t i = 0; i < tolerance.size(); ++i) {
+      tolerance[i] += ActRounding(expected.magnitude[i]) * share;
+    }
+    return tolerance;
   }
   void ExpectParity(const RandomLinearOptions& options, int64_t num_rows) {
     const RandomLinear layer(options);
@@ -116,27 +131,28 @@ TEST_P(LinearParityTest, ToleranceRefusesAWrongZeroPointAndAMissingOutlier) {
   RandomLinear layer(Int4(16, 512, 128, 0.01));
   LinearPart part = layer.part();
   const std::unique_ptr<LinearWeight> weight = Pack({&part, 1});
-  const std::vector<float> x = RandomFloats(512, 1.0f, 3);
+  const std::vector<float> x = RoundToAct(RandomFloats(512, 1.0f, 3));
   const std::vector<float> y = RunLinear(*weight, x);
 
   part.outliers = nullptr;
   const ReferenceProduct without = MultiplyReference(MakeReferenceLinear({&part, 1}), x, 1);
-  EXPECT_FALSE(AllWithin(y, without.y, SumTolerance(without.magnitude, 512)));
+  EXPECT_FALSE(AllWithin(y, without.y, Tolerance(without, 512)));
 
   part = layer.part();
   layer.int4().zeros[2] =
       static_cast<uint8_t>(layer.int4().zeros[2] == 0 ? 1 : layer.int4().zeros[2] - 1);
   const ReferenceProduct shifted = MultiplyReference(MakeReferenceLinear({&part, 1}), x, 1);
-  EXPECT_FALSE(AllWithin(y, shifted.y, SumTolerance(shifted.magnitude, 512)));
+  EXPECT_FALSE(AllWithin(y, shifted.y, Tolerance(shifted, 512)));
 }
 
 TEST_P(LinearParityTest, ErrorsAreThoseOfRoundingAsAWhole) {
   const RandomLinear layer(Int4(64, 2048, 128, 0.01));
   const LinearPart part = layer.part();
-  const std::vector<float> x = RandomFloats(8 * 2048, 1.0f, 3);
+  const std::vector<float> x = RoundToAct(RandomFloats(8 * 2048, 1.0f, 3));
   const ReferenceProduct expected = MultiplyReference(MakeReferenceLinear({&part, 1}), x, 8);
   const std::unique_ptr<LinearWeight> weight = Pack({&part, 1});
-  EXPECT_TRUE(NmseBelow(RunLinear(*weight, x), expected.y, 1e-12));
+  // A weight that is rounded to BF16 is off by a third of the roundoff squared, on average.
+  EXPECT_TRUE(NmseBelow(RunLinear(*weight, x), expected.y, acts_are_float() ? 1e-12 : 2e-6));
 }
 
 FQ_INSTANTIATE_PARITY(LinearParityTest);

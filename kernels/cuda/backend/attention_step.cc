@@ -1,0 +1,92 @@
+#include "kernels/cuda/backend/attention_step.h"
+
+#include <algorithm>
+
+#include "kernels/base/math_util.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/backend/cuda_status.h"
+#include "kernels/cuda/backend/paged_attention/plan.h"
+
+namespace flashquant::cuda {
+namespace {
+
+template <typename T>
+int64_t Bytes(const std::vector<T>& items) {
+  return static_cast<int64_t>(items.size() * sizeof(T));
+}
+
+}  // namespace
+
+void AttentionStep::Begin(const AttentionBatch& host_batch) {
+  const auto num_sequences = static_cast<size_t>(host_batch.num_sequences);
+  query_indptr_.assign(host_batch.query_indptr, host_batch.query_indptr + num_sequences + 1);
+  context_lengths_.assign(host_batch.context_lengths, host_batch.context_lengths + num_sequences);
+  planned_kv_heads_ = 0;
+}
+
+absl::Status AttentionStep::Run(const PagedAttentionParams& params) {
+  if (params.num_kv_heads < 1 || params.num_heads % params.num_kv_heads != 0) {
+    return InvalidArgumentError("attention: {} query heads do not share {} KV heads evenly",
+                                params.num_heads, params.num_kv_heads);
+  }
+  if (params.head_dim < 2 || params.head_dim > kMaxHeadDim || params.head_dim % 2 != 0) {
+    return InvalidArgumentError("attention: head dimension {}; even, 2 to {}", params.head_dim,
+                                kMaxHeadDim);
+  }
+  if (static_cast<size_t>(params.batch.num_sequences) != context_lengths_.size()) {
+    return InvalidArgumentError("attention: {} sequences, planned for {}",
+                                params.batch.num_sequences, context_lengths_.size());
+  }
+  const int32_t group = params.num_heads / params.num_kv_heads;
+  if (planned_kv_heads_ != params.num_kv_heads || planned_group_ != group ||
+      planned_head_dim_ != params.head_dim || planned_window_ != params.sliding_window) {
+    FQ_RETURN_IF_ERROR(Plan(params, group));
+  }
+  return ToStatus(LaunchPagedAttention(params, work_, stream_), "paged attention");
+}
+
+absl::Status AttentionStep::Plan(const PagedAttentionParams& params, int32_t group) {
+  AttentionBatch host_batch = params.batch;
+  host_batch.query_indptr = query_indptr_.data();
+  host_batch.context_lengths = context_lengths_.data();
+  const AttentionPlan plan = MakeAttentionPlan(host_batch, group, params.sliding_window,
+                                               WideTileRows(PaddedHeadDim(params.head_dim)));
+  const int64_t wide_offset = Bytes(plan.narrow);
+  const int64_t join_offset = wide_offset + Bytes(plan.wide);
+  const int64_t partial_rows = int64_t{plan.num_partials} * params.num_kv_heads * kNarrowRows;
+  FQ_RETURN_IF_ERROR(Grow(join_offset + Bytes(plan.joins), &items_));
+  FQ_RETURN_IF_ERROR(
+      Grow(partial_rows * (params.head_dim + 2) * int64_t{sizeof(float)}, &partials_));
+
+  uint8_t* items = items_.As<uint8_t>();
+  FQ_RETURN_IF_ERROR(backend_->CopyToDevice(items, plan.narrow.data(), Bytes(plan.narrow)));
+  FQ_RETURN_IF_ERROR(
+      backend_->CopyToDevice(items + wide_offset, plan.wide.data(), Bytes(plan.wide)));
+  FQ_RETURN_IF_ERROR(
+      backend_->CopyToDevice(items + join_offset, plan.joins.data(), Bytes(plan.joins)));
+  work_.narrow = reinterpret_cast<const AttentionItem*>(items);
+  work_.wide = reinterpret_cast<const AttentionItem*>(items + wide_offset);
+  work_.joins = reinterpret_cast<const AttentionJoin*>(items + join_offset);
+  work_.num_narrow = static_cast<int32_t>(plan.narrow.size());
+  work_.num_wide = static_cast<int32_t>(plan.wide.size());
+  work_.num_joins = static_cast<int32_t>(plan.joins.size());
+  work_.partial_sums = partials_.As<float>();
+  work_.partial_weights = work_.partial_sums + partial_rows * params.head_dim;
+  planned_group_ = group;
+  planned_window_ = params.sliding_window;
+  planned_kv_heads_ = params.num_kv_heads;
+  planned_head_dim_ = params.head_dim;
+  return absl::OkStatus();
+}
+
+absl::Status AttentionStep::Grow(int64_t num_bytes, DeviceBuffer* buffer) {
+  if (num_bytes <= buffer->num_bytes()) return absl::OkStatus();
+  // Kernels in flight may still read it. Doubling makes this rare.
+  FQ_RETURN_IF_ERROR(backend_->Synchronize());
+  const int64_t wanted = std::max(RoundUp<int64_t>(num_bytes, 1 << 16), 2 * buffer->num_bytes());
+  *buffer = DeviceBuffer();
+  FQ_ASSIGN_OR_RETURN(*buffer, backend_->Allocate(wanted));
+  return absl::OkStatus();
+}
+
+}  // namespace flashquant::cuda

@@ -1,0 +1,163 @@
+#include "kernels/cuda/backend/cuda_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/backend/cuda_linear_weight.h"
+#include "kernels/cuda/backend/cuda_status.h"
+#include "kernels/cuda/backend/op_launchers.h"
+
+namespace flashquant::cuda {
+namespace {
+
+// Left to the driver and to buffers that grow with the batch.
+constexpr int64_t kReservedBytes = int64_t{512} << 20;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_multiple) {
+  FQ_ASSIGN_OR_RETURN(DeviceProperties device, OpenDevice());
+  std::unique_ptr<CudaBackend> backend(new CudaBackend(std::move(device), row_multiple));
+  FQ_RETURN_IF_ERROR(
+      ToStatus(cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking), "stream"));
+  FQ_ASSIGN_OR_RETURN(UploadRing uploads, UploadRing::Create(backend->stream_));
+  backend->uploads_ = std::make_unique<UploadRing>(std::move(uploads));
+  FQ_ASSIGN_OR_RETURN(backend->dense_linear_, DenseLinear::Create(backend.get(), backend->stream_));
+  backend->attention_ = std::make_unique<AttentionStep>(backend.get(), backend->stream_);
+  return backend;
+}
+
+CudaBackend::~CudaBackend() {
+  if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  // They hold buffers of this backend.
+  attention_.reset();
+  dense_linear_.reset();
+  uploads_.reset();
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+BackendInfo CudaBackend::info() const {
+  BackendInfo info;
+  info.name = "cuda";
+  info.device = fmt::format("{}, compute capability {}.{}", device_.name, device_.compute_major,
+                            device_.compute_minor);
+  info.activation_dtype = DType::kBF16;
+  info.kv_dtype = DType::kBF16;
+  info.row_multiple = row_multiple_;
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
+    info.free_memory_bytes =
+        std::max<int64_t>(0, static_cast<int64_t>(free_bytes) - kReservedBytes);
+  }
+  return info;
+}
+
+absl::StatusOr<DeviceBuffer> CudaBackend::Allocate(int64_t num_bytes) {
+  if (num_bytes < 0) return InvalidArgumentError("allocation of {} bytes", num_bytes);
+  if (num_bytes == 0) return DeviceBuffer();
+  if (num_bytes > device_.total_memory_bytes) {
+    return ResourceExhaustedError("GPU memory: {} bytes wanted, the device has {}", num_bytes,
+                                  device_.total_memory_bytes);
+  }
+  void* data = nullptr;
+  FQ_RETURN_IF_ERROR(ToStatus(cudaMalloc(&data, static_cast<size_t>(num_bytes)),
+                              fmt::format("{} bytes wanted", num_bytes)));
+  DeviceBuffer buffer(this, data, num_bytes);
+  FQ_RETURN_IF_ERROR(
+      ToStatus(cudaMemsetAsync(data, 0, static_cast<size_t>(num_bytes), stream_), "clearing"));
+  return buffer;
+}
+
+// cudaFree waits for the device, so nothing in flight reads freed memory.
+void CudaBackend::Free(void* data, int64_t /*num_bytes*/) { cudaFree(data); }
+
+absl::Status CudaBackend::CopyToDevice(void* device, const void* host, int64_t num_bytes) {
+  return uploads_->Copy(device, host, num_bytes);
+}
+
+absl::Status CudaBackend::CopyToHost(void* host, const void* device, int64_t num_bytes) {
+  if (num_bytes == 0) return absl::OkStatus();
+  return ToStatus(cudaMemcpyAsync(host, device, static_cast<size_t>(num_bytes),
+                                  cudaMemcpyDeviceToHost, stream_),
+                  "copy to host");
+}
+
+absl::Status CudaBackend::QueueReadBack(int32_t slot, const void* device, int64_t num_bytes) {
+  FQ_CHECK(slot >= 0 && slot < kNumReadBackSlots);
+  return read_backs_[static_cast<size_t>(slot)].Queue(device, num_bytes, stream_);
+}
+
+absl::Status CudaBackend::FinishReadBack(int32_t slot, void* host) {
+  FQ_CHECK(slot >= 0 && slot < kNumReadBackSlots);
+  return read_backs_[static_cast<size_t>(slot)].Finish(host);
+}
+
+absl::Status CudaBackend::Synchronize() {
+  return ToStatus(cudaStreamSynchronize(stream_), "synchronize");
+}
+
+absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::PackLinear(
+    std::span<const LinearPart> parts) {
+  FQ_ASSIGN_OR_RETURN(std::unique_ptr<LinearWeight> weight, MakeCudaLinearWeight(parts, this));
+  return weight;
+}
+
+absl::Status CudaBackend::Embedding(const EmbeddingParams& params) {
+  const auto& table = static_cast<const CudaLinearWeight&>(*params.table);
+  if (!table.is_dense()) {
+    return InvalidArgumentError("embedding table in INT4; BF16, F16, F32 or I8");
+  }
+  return ToStatus(LaunchEmbedding(params, table.matrix(), table.n(), table.k(), stream_),
+                  "embedding");
+}
+
+absl::Status CudaBackend::RmsNorm(const RmsNormParams& params) {
+  return ToStatus(LaunchRmsNorm(params, stream_), "rms_norm");
+}
+
+absl::Status CudaBackend::Linear(const LinearParams& params) {
+  if (params.y_dtype != DType::kF32 && params.y_dtype != DType::kBF16) {
+    return InvalidArgumentError("linear: output dtype {}; the CUDA backend writes BF16 or F32",
+                                DTypeName(params.y_dtype));
+  }
+  if (params.num_rows < 1) return InvalidArgumentError("linear: {} rows", params.num_rows);
+  const auto& weight = static_cast<const CudaLinearWeight&>(*params.weight);
+  return dense_linear_->Run({.num_rows = params.num_rows,
+                             .n = weight.n(),
+                             .k = weight.k(),
+                             .x = params.x,
+                             .matrix = weight.matrix(),
+                             .bias = weight.bias(),
+                             .y = params.y,
+                             .y_is_float = params.y_dtype == DType::kF32});
+}
+
+absl::Status CudaBackend::RopeAndKvWrite(const RopeAndKvWriteParams& params) {
+  return ToStatus(LaunchRopeAndKvWrite(params, stream_), "rope_and_kv_write");
+}
+
+absl::Status CudaBackend::PlanAttention(const AttentionBatch& host_batch) {
+  attention_->Begin(host_batch);
+  return absl::OkStatus();
+}
+
+absl::Status CudaBackend::PagedAttention(const PagedAttentionParams& params) {
+  return attention_->Run(params);
+}
+
+absl::Status CudaBackend::SiluAndMul(const SiluAndMulParams& params) {
+  return ToStatus(LaunchSiluAndMul(params, stream_), "silu_and_mul");
+}
+
+absl::Status CudaBackend::GatherRows(const GatherRowsParams& params) {
+  return ToStatus(LaunchGatherRows(params, stream_), "gather_rows");
+}
+
+absl::Status CudaBackend::SampleTokens(const SampleTokensParams& params) {
+  return ToStatus(LaunchSampleTokens(params, stream_), "sample_tokens");
+}
+
+}  // namespace flashquant::cuda

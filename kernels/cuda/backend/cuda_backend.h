@@ -1,0 +1,62 @@
+// CudaBackend: the Backend of one NVIDIA GPU. BF16 activations and KV cache, FP32 sums; all ops in
+// order on one stream, none of them waits for the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/backend/attention_step.h"
+#include "kernels/cuda/backend/cuda_device.h"
+#include "kernels/cuda/backend/cuda_memory.h"
+#include "kernels/cuda/backend/dense_linear.h"
+
+namespace flashquant::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  // row_multiple >= 1. UNAVAILABLE when there is no device that this build can use.
+  static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(int32_t row_multiple);
+  ~CudaBackend() override;
+
+  BackendInfo info() const override;
+  absl::StatusOr<DeviceBuffer> Allocate(int64_t num_bytes) override;
+  absl::Status CopyToDevice(void* device, const void* host, int64_t num_bytes) override;
+  absl::Status CopyToHost(void* host, const void* device, int64_t num_bytes) override;
+  absl::Status QueueReadBack(int32_t slot, const void* device, int64_t num_bytes) override;
+  absl::Status FinishReadBack(int32_t slot, void* host) override;
+  absl::Status Synchronize() override;
+  absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(
+      std::span<const LinearPart> parts) override;
+
+  absl::Status Embedding(const EmbeddingParams& params) override;
+  absl::Status RmsNorm(const RmsNormParams& params) override;
+  absl::Status Linear(const LinearParams& params) override;
+  absl::Status RopeAndKvWrite(const RopeAndKvWriteParams& params) override;
+  absl::Status PagedAttention(const PagedAttentionParams& params) override;
+  absl::Status SiluAndMul(const SiluAndMulParams& params) override;
+  absl::Status GatherRows(const GatherRowsParams& params) override;
+  absl::Status SampleTokens(const SampleTokensParams& params) override;
+  absl::Status PlanAttention(const AttentionBatch& host_batch) override;
+
+ protected:
+  void Free(void* data, int64_t num_bytes) override;
+
+ private:
+  CudaBackend(DeviceProperties device, int32_t row_multiple)
+      : device_(std::move(device)), row_multiple_(row_multiple) {}
+
+  const DeviceProperties device_;
+  const int32_t row_multiple_;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<UploadRing> uploads_;
+  std::array<ReadBackSlot, kNumReadBackSlots> read_backs_;
+  std::unique_ptr<DenseLinear> dense_linear_;
+  std::unique_ptr<AttentionStep> attention_;
+};
+
+}  // namespace flashquant::cuda

@@ -1,0 +1,79 @@
+// What the attention kernels read besides the op's params: the step's work items. Made on the host
+// by AttentionPlan (plan.h), read by the kernels (kernel.cuh, join.cu).
+//
+// Terms: a sequence's query rows times the query heads that share a KV head, row by row, are its
+// virtual rows; each KV head has the same. A tile is a run of virtual rows that one block works on.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/op_params.h"
+
+namespace flashquant::cuda {
+
+inline constexpr int kNarrowRows = 16;  // virtual rows of a one-warp tile
+inline constexpr int kSplitKeys = 256;  // keys of one part of a split row
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kWholeRow = -1;  // AttentionItem::partial: writes the output itself
+
+// The head dimension of the instance that serves head_dim.
+constexpr int PaddedHeadDim(int head_dim) {
+  for (const int padded : {32, 64, 96, 128}) {
+    if (head_dim <= padded) return padded;
+  }
+  return kMaxHeadDim;
+}
+// Virtual rows of a wide tile; fewer for the largest heads, to fit in 99 KiB of shared memory.
+constexpr int WideTileRows(int padded_dim) { return padded_dim > 128 ? 32 : 64; }
+
+// A tile and the keys that it attends to: [first_key, end_key), first_key a multiple of 64, each
+// row within it no further than itself and its window.
+struct AttentionItem {
+  int32_t sequence = 0;
+  int32_t first_row = 0;  // virtual
+  int32_t num_rows = 0;   // virtual, at most the tile's
+  int32_t first_key = 0;
+  int32_t end_key = 0;
+  int32_t partial = kWholeRow;  // else where the part's sums go
+};
+
+// The parts of one tile: partials first_partial .. + num_partials, in key order.
+struct AttentionJoin {
+  int32_t sequence = 0;
+  int32_t first_row = 0;  // virtual
+  int32_t num_rows = 0;   // at most kNarrowRows
+  int32_t first_partial = 0;
+  int32_t num_partials = 0;
+};
+
+// All in device memory.
+struct AttentionWork {
+  const AttentionItem* narrow = nullptr;
+  const AttentionItem* wide = nullptr;
+  const AttentionJoin* joins = nullptr;
+  int32_t num_narrow = 0;
+  int32_t num_wide = 0;
+  int32_t num_joins = 0;
+  // [num_partials][num_kv_heads][kNarrowRows][head_dim]: sums of weight * value.
+  float* partial_sums = nullptr;
+  // [num_partials][num_kv_heads][kNarrowRows][2]: the greatest score (in powers of two) and the
+  // sum of weights relative to it.
+  float* partial_weights = nullptr;
+};
+
+// Queues the tiles, then the joins. head_dim even, 2 to kMaxHeadDim. A row's result depends on its
+// own keys alone: neither on the other rows of the step nor on the tile that it is in.
+cudaError_t LaunchPagedAttention(const PagedAttentionParams& params, const AttentionWork& work,
+                                 cudaStream_t stream);
+
+// Parts of LaunchPagedAttention, one source file each. kPaddedDim: 32, 64, 96, 128 or 256, at least
+// head_dim.
+template <int kPaddedDim>
+cudaError_t LaunchAttentionTiles(const PagedAttentionParams& params, const AttentionWork& work,
+                                 cudaStream_t stream);
+cudaError_t LaunchAttentionJoins(const PagedAttentionParams& params, const AttentionWork& work,
+                                 cudaStream_t stream);
+
+}  // namespace flashquant::cuda

@@ -1,0 +1,63 @@
+// Rotary position embedding and the write of keys and values to their KV slots. One block a token;
+// a thread takes pairs (i, i + D / 2), rotates them in FP32 and stores the key's where it belongs.
+#include <cuda_bf16.h>
+
+#include "kernels/cuda/backend/op_launchers.h"
+#include "kernels/cuda/primitives/kv_row.cuh"
+
+namespace flashquant::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// The slot's row of `cache` for one head, null for a padding token.
+__device__ __nv_bfloat16* CacheRow(void* cache, const PagedKvGeometry& kv, int64_t slot, int head) {
+  if (slot < 0) return nullptr;
+  return static_cast<__nv_bfloat16*>(cache) +
+         KvRowOffset(kv, slot / kv.block_tokens, head, static_cast<int>(slot % kv.block_tokens));
+}
+
+__global__ void RopeAndKvWriteKernel(RopeAndKvWriteParams params) {
+  const int64_t token = blockIdx.x;
+  const int d = params.head_dim;
+  const int half = d / 2;
+  const int heads = params.num_heads;
+  const int kv_heads = params.num_kv_heads;
+  __nv_bfloat16* row = static_cast<__nv_bfloat16*>(params.qkv) + token * (heads + 2 * kv_heads) * d;
+  const float* cos_sin = params.cos_sin + static_cast<int64_t>(params.positions[token]) * d;
+  const int64_t slot = params.slots[token];
+
+  for (int i = threadIdx.x; i < (heads + kv_heads) * half; i += kThreads) {
+    const int head = i / half;
+    const int pair = i % half;
+    __nv_bfloat16* x = row + head * d + pair;
+    const float cosine = cos_sin[pair];
+    const float sine = cos_sin[half + pair];
+    const float a = __bfloat162float(x[0]);
+    const float b = __bfloat162float(x[half]);
+    const __nv_bfloat16 low = __float2bfloat16_rn(a * cosine - b * sine);
+    const __nv_bfloat16 high = __float2bfloat16_rn(b * cosine + a * sine);
+    x[0] = low;
+    x[half] = high;
+    if (head < heads) continue;
+    if (__nv_bfloat16* k = CacheRow(params.k_cache, params.kv, slot, head - heads)) {
+      k[pair] = low;
+      k[half + pair] = high;
+    }
+  }
+  if (slot < 0) return;
+  const __nv_bfloat16* v = row + (heads + kv_heads) * d;
+  for (int i = threadIdx.x; i < kv_heads * d; i += kThreads) {
+    CacheRow(params.v_cache, params.kv, slot, i / d)[i % d] = v[i];
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchRopeAndKvWrite(const RopeAndKvWriteParams& params, cudaStream_t stream) {
+  if (params.num_tokens == 0) return cudaSuccess;
+  RopeAndKvWriteKernel<<<static_cast<unsigned>(params.num_tokens), kThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+}  // namespace flashquant::cuda

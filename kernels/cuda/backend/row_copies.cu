@@ -1,0 +1,88 @@
+// Ops that copy rows: embedding lookup, GatherRows, the bias under a product. One block a row.
+#include "kernels/cuda/backend/op_launchers.h"
+#include "kernels/cuda/primitives/bf16_rows.cuh"
+
+namespace flashquant::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Copies `width` BF16 elements; `from` null writes zeros. Vectors when kWidth is 8.
+template <int kWidth>
+__device__ void CopyRow(const __nv_bfloat16* from, int64_t width, __nv_bfloat16* to) {
+  for (int64_t i = threadIdx.x * kWidth; i < width; i += kThreads * kWidth) {
+    if constexpr (kWidth == kVectorElements) {
+      const uint4 zeros = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(to + i) =
+          from == nullptr ? zeros : *reinterpret_cast<const uint4*>(from + i);
+    } else {
+      to[i] = from == nullptr ? __float2bfloat16_rn(0.0f) : from[i];
+    }
+  }
+}
+
+template <int kWidth>
+__global__ void EmbeddingKernel(EmbeddingParams params, const __nv_bfloat16* table,
+                                int64_t vocab_size, int64_t hidden) {
+  const int64_t token = blockIdx.x;
+  const int previous = params.previous_rows == nullptr ? -1 : params.previous_rows[token];
+  const int64_t id = previous >= 0 ? params.previous_tokens[previous] : params.token_ids[token];
+  const bool known = id >= 0 && id < vocab_size;
+  CopyRow<kWidth>(known ? table + id * hidden : nullptr, hidden,
+                  static_cast<__nv_bfloat16*>(params.out) + token * hidden);
+}
+
+template <int kWidth>
+__global__ void GatherRowsKernel(const int32_t* row_indices, const __nv_bfloat16* in,
+                                 int64_t hidden, __nv_bfloat16* out) {
+  const int64_t row = blockIdx.x;
+  CopyRow<kWidth>(in + row_indices[row] * hidden, hidden, out + row * hidden);
+}
+
+template <typename T>
+__global__ void FillBiasKernel(const __nv_bfloat16* bias, int64_t n, T* y) {
+  T* row = y + static_cast<int64_t>(blockIdx.x) * n;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) row[i] = static_cast<T>(bias[i]);
+}
+
+}  // namespace
+
+cudaError_t HasDeviceCode() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, GatherRowsKernel<1>);
+}
+
+cudaError_t LaunchEmbedding(const EmbeddingParams& params, const void* table, int64_t vocab_size,
+                            int64_t hidden, cudaStream_t stream) {
+  if (params.num_tokens == 0) return cudaSuccess;
+  const bool vectors = IsVectorAligned(table, hidden) && IsVectorAligned(params.out, hidden);
+  const auto kernel = vectors ? EmbeddingKernel<kVectorElements> : EmbeddingKernel<1>;
+  kernel<<<static_cast<unsigned>(params.num_tokens), kThreads, 0, stream>>>(
+      params, static_cast<const __nv_bfloat16*>(table), vocab_size, hidden);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchGatherRows(const GatherRowsParams& params, cudaStream_t stream) {
+  if (params.num_rows == 0) return cudaSuccess;
+  const bool vectors =
+      IsVectorAligned(params.in, params.hidden) && IsVectorAligned(params.out, params.hidden);
+  const auto kernel = vectors ? GatherRowsKernel<kVectorElements> : GatherRowsKernel<1>;
+  kernel<<<static_cast<unsigned>(params.num_rows), kThreads, 0, stream>>>(
+      params.row_indices, static_cast<const __nv_bfloat16*>(params.in), params.hidden,
+      static_cast<__nv_bfloat16*>(params.out));
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchFillBias(const void* bias, int64_t num_rows, int64_t n, bool y_is_float, void* y,
+                           cudaStream_t stream) {
+  const auto rows = static_cast<unsigned>(num_rows);
+  const auto* from = static_cast<const __nv_bfloat16*>(bias);
+  if (y_is_float) {
+    FillBiasKernel<<<rows, kThreads, 0, stream>>>(from, n, static_cast<float*>(y));
+  } else {
+    FillBiasKernel<<<rows, kThreads, 0, stream>>>(from, n, static_cast<__nv_bfloat16*>(y));
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace flashquant::cuda
