@@ -20,7 +20,7 @@
 #include "engine/checkpoint/json.h"
 #include "engine/checkpoint/quantized_tensors.h"
 #include "engine/quantize/int4_quantizer.h"
-#include "engine/quantize/matrix_quantizer.h"
+#include "engine/quantize/layer_quantizer.h"
 #include "engine/quantize/parallel_for.h"
 #include "engine/quantize/table_quantizer.h"
 #include "kernels/base/bfloat16.h"
@@ -68,20 +68,28 @@ std::span<const uint8_t> AsBytes(const std::vector<Element>& elements) {
 class CheckpointQuantizer final {
  public:
   CheckpointQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options,
-                      QuantizePlan plan, CheckpointWriter* writer, const QuantizeProgress& progress)
+                      QuantizePlan plan, CheckpointWriter* writer, const QuantizeProgress& progress,
+                      Calibration* calibration)
       : checkpoint_(checkpoint),
         tensors_(*checkpoint.tensors),
         options_(options),
         plan_(std::move(plan)),
         writer_(writer),
-        progress_(progress) {
+        progress_(progress),
+        calibration_(calibration),
+        layer_quantizer_(options, plan_.group_size, config_.geometry.tile_k, calibration) {
     config_.group_size = plan_.group_size;
     config_.symmetric = options.symmetric;
-    config_.target_density = options.density;
-    config_.method = options.density > 0 ? "rtn+outliers" : "rtn";
+    config_.target_density = options.threshold > 0 ? 0 : options.density;
+    config_.method = options.method == QuantizeMethod::kGptq ? "gptq" : "rtn";
+    if (options.density > 0 || options.threshold > 0) config_.method += "+outliers";
+    if (calibration != nullptr) OrderByForwardPass();
     report_.group_size = plan_.group_size;
     report_.symmetric = options.symmetric;
-    report_.target_density = options.density;
+    report_.method = config_.method;
+    report_.target_density = config_.target_density;
+    report_.threshold = options.threshold;
+    if (calibration != nullptr) report_.calibration = calibration->description();
     report_.embedding = TableFormatName(plan_.embedding);
     report_.lm_head = plan_.tied_head ? "tied" : std::string(TableFormatName(plan_.lm_head));
     report_.notes = plan_.notes;
@@ -117,6 +125,18 @@ class CheckpointQuantizer final {
   const QuantizeReport& report() const { return report_; }
 
  private:
+  // Linear layers in the order of the calibration, after everything else.
+  void OrderByForwardPass() {
+    const std::vector<std::string>& layers = calibration_->layers();
+    const auto rank = [&](const PlannedTensor& planned) {
+      if (planned.action != TensorAction::kInt4) return std::ptrdiff_t{-1};
+      return std::find(layers.begin(), layers.end(), planned.name) - layers.begin();
+    };
+    std::stable_sort(
+        plan_.tensors.begin(), plan_.tensors.end(),
+        [&](const PlannedTensor& a, const PlannedTensor& b) { return rank(a) < rank(b); });
+  }
+
   absl::Status WriteTensor(const PlannedTensor& planned, const TensorInfo& source) {
     switch (planned.action) {
       case TensorAction::kInt4:
@@ -135,14 +155,12 @@ class CheckpointQuantizer final {
     std::vector<float> weights(static_cast<size_t>(planned.n * planned.k));
     FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(source, 0, planned.n, weights.data()));
     FQ_RETURN_IF_ERROR(CheckWeights(planned.source, weights, planned.k, options_.num_threads));
-    MatrixQuantizerOptions options;
-    options.group_size = plan_.group_size;
-    options.symmetric = options_.symmetric;
-    options.density = options_.density;
-    options.rule = options_.rule;
-    options.tile_k = config_.geometry.tile_k;
-    options.num_threads = options_.num_threads;
-    const QuantizedMatrix matrix = QuantizeMatrix(weights, planned.n, planned.k, options);
+    FQ_ASSIGN_OR_RETURN(const QuantizedMatrix matrix,
+                        layer_quantizer_.Quantize(planned.name, weights, planned.n, planned.k));
+    if (calibration_ != nullptr && !layer_quantizer_.IsCalibrated(planned.name)) {
+      report_.notes.push_back(
+          fmt::format("{}: rounded to nearest, the calibration does not reach it", planned.name));
+    }
     weights = {};
 
     const int64_t bytes_before = writer_->tensor_bytes();
@@ -164,7 +182,8 @@ class CheckpointQuantizer final {
     }
     report_.layers.push_back({planned.name, planned.n, planned.k, stored_slots,
                               2 * planned.n * planned.k, writer_->tensor_bytes() - bytes_before,
-                              matrix.energy, matrix.error_without, matrix.error_with});
+                              matrix.energy, matrix.error_without, matrix.error_with,
+                              matrix.output_error, matrix.output_energy});
     return absl::OkStatus();
   }
 
@@ -219,10 +238,12 @@ class CheckpointQuantizer final {
   const Checkpoint& checkpoint_;
   const TensorSource& tensors_;
   const QuantizeOptions& options_;
-  const QuantizePlan plan_;
+  QuantizePlan plan_;
   CheckpointWriter* const writer_;
   const QuantizeProgress& progress_;
+  Calibration* const calibration_;
   QuantizationConfig config_;
+  LayerQuantizer layer_quantizer_;
   QuantizeReport report_;
 };
 
@@ -284,14 +305,19 @@ absl::Status CopyModelFiles(const Checkpoint& checkpoint, CheckpointWriter* writ
 absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const Checkpoint& checkpoint,
                                                   const std::string& output_dir,
                                                   const QuantizeOptions& options,
-                                                  const QuantizeProgress& progress) {
+                                                  const QuantizeProgress& progress,
+                                                  Calibration* calibration) {
+  if (options.method != QuantizeMethod::kRtn && calibration == nullptr) {
+    return InvalidArgumentError("--method: gptq and spqr need --calibration");
+  }
   std::string output = output_dir;
   while (output.size() > 1 && output.back() == '/') output.pop_back();
   FQ_ASSIGN_OR_RETURN(QuantizePlan plan, MakeQuantizePlan(checkpoint, options));
   FQ_ASSIGN_OR_RETURN(const std::string place, WritingPlace(output, options.overwrite));
   FQ_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointWriter> writer,
                       CheckpointWriter::Create(place));
-  CheckpointQuantizer quantizer(checkpoint, options, std::move(plan), writer.get(), progress);
+  CheckpointQuantizer quantizer(checkpoint, options, std::move(plan), writer.get(), progress,
+                                calibration);
   FQ_RETURN_IF_ERROR(CopyModelFiles(checkpoint, writer.get()));
   FQ_RETURN_IF_ERROR(quantizer.WriteTensors());
   FQ_RETURN_IF_ERROR(

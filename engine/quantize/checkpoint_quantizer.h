@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/quantize/calibration.h"
 #include "engine/quantize/quantize_plan.h"
 #include "engine/quantize/quantize_report.h"
 
@@ -26,10 +27,13 @@ using QuantizeProgress =
 // options.overwrite, which replaces a model folder once the new one is complete. Errors: those of
 // MakeQuantizePlan, TensorSource and CheckpointWriter; DATA_LOSS for a weight that is not finite or
 // beyond 1e15.
+// `calibration` of the same checkpoint: needed by options.method kGptq (INVALID_ARGUMENT without);
+// with round to nearest it only adds output errors to the report.
 absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const Checkpoint& checkpoint,
                                                   const std::string& output_dir,
                                                   const QuantizeOptions& options,
-                                                  const QuantizeProgress& progress);
+                                                  const QuantizeProgress& progress,
+                                                  Calibration* calibration = nullptr);
 
 // Name of the JSON report in the output.
 inline constexpr char kReportFileName[] = "quantize_report.json";

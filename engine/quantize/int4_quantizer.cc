@@ -58,7 +58,7 @@ struct GroupShape {
   int num_nonzero = 0;
 };
 
-GroupShape Measure(std::span<const float> weights, int max_outliers, std::vector<float>* sorted) {
+GroupShape ShapeOf(std::span<const float> weights, int max_outliers, std::vector<float>* sorted) {
   sorted->assign(weights.begin(), weights.end());
   std::sort(sorted->begin(), sorted->end());
   const size_t count = sorted->size();
@@ -98,11 +98,17 @@ FQ_MULTIVERSION void SquaredErrors(std::span<const float> weights, GroupParams p
   }
 }
 
+void GroupQuantizer::Measure(std::span<const float> weights, GroupParams params) {
+  squared_.resize(weights.size());
+  SquaredErrors(weights, params, squared_);
+  for (size_t i = 0; i < importance_.size(); ++i) squared_[i] *= importance_[i];
+}
+
 void GroupQuantizer::AddExactCurve(std::span<const float> weights, GroupParams candidate,
                                    std::span<double> errors, std::span<GroupParams> params) {
   const size_t count = weights.size();
   const size_t most = std::min(errors.size() - 1, count);
-  SquaredErrors(weights, candidate, squared_);
+  Measure(weights, candidate);
   if (most < count) {
     std::nth_element(squared_.begin(), squared_.begin() + static_cast<std::ptrdiff_t>(most),
                      squared_.end(), std::greater<>());
@@ -122,7 +128,7 @@ void GroupQuantizer::AddExactCurve(std::span<const float> weights, GroupParams c
 }
 
 bool GroupQuantizer::TryCandidate(std::span<const float> weights, GroupParams candidate) {
-  SquaredErrors(weights, candidate, squared_);
+  Measure(weights, candidate);
   const ErrorSums sums = SumErrors(squared_, ToFloat(candidate.scale));
   if (!MayImprove(sums, approximate_)) return false;
   return ApproximateCurve(squared_, sums, candidate, &outside_, approximate_, candidates_);
@@ -163,7 +169,7 @@ void GroupQuantizer::ErrorCurve(std::span<const float> weights, std::span<double
   }
   squared_.resize(weights.size());
   const int max_outliers = static_cast<int>(errors.size()) - 1;
-  const GroupShape shape = Measure(weights, max_outliers, &sorted_);
+  const GroupShape shape = ShapeOf(weights, max_outliers, &sorted_);
   if (shape.num_nonzero == 0 || std::max(-shape.low, shape.high) < kTinyWeight) {
     errors[0] = Error(weights, params[0], 0);  // scale 0: every code is the zero point
     return;
@@ -205,8 +211,7 @@ void GroupQuantizer::ErrorCurve(std::span<const float> weights, std::span<double
 }
 
 double GroupQuantizer::Error(std::span<const float> weights, GroupParams params, int num_outliers) {
-  squared_.resize(weights.size());
-  SquaredErrors(weights, params, squared_);
+  Measure(weights, params);
   const size_t left_out = std::min(static_cast<size_t>(num_outliers), weights.size());
   if (left_out > 0 && left_out < weights.size()) {
     std::nth_element(squared_.begin(), squared_.begin() + static_cast<std::ptrdiff_t>(left_out),
@@ -247,11 +252,12 @@ double GroupQuantizer::Refine(std::span<const float> weights, int num_outliers,
       double weight_level = 0;
       double level_level = 0;
       const float inverse = 1.0f / ToFloat(start.scale);
-      for (const float weight : kept) {
+      for (size_t i = 0; i < kept.size(); ++i) {
         const float shifted = static_cast<float>(zero);
-        const double level = static_cast<double>(CodeOf(weight, inverse, shifted) - shifted);
-        weight_level += static_cast<double>(weight) * level;
-        level_level += level * level;
+        const double level = static_cast<double>(CodeOf(kept[i], inverse, shifted) - shifted);
+        const double importance = importance_.empty() ? 1.0 : static_cast<double>(importance_[i]);
+        weight_level += importance * static_cast<double>(kept[i]) * level;
+        level_level += importance * level * level;
       }
       const BFloat16 fitted =
           level_level > 0 && weight_level > 0
@@ -284,8 +290,7 @@ GroupParams GroupQuantizer::Fit(std::span<const float> weights) {
 
 void GroupQuantizer::LargestErrors(std::span<const float> weights, GroupParams params, int count,
                                    std::vector<int32_t>* indices) {
-  squared_.resize(weights.size());
-  SquaredErrors(weights, params, squared_);
+  Measure(weights, params);
   indices->resize(weights.size());
   for (size_t i = 0; i < weights.size(); ++i) (*indices)[i] = static_cast<int32_t>(i);
   const size_t wanted = std::min(static_cast<size_t>(count), weights.size());

@@ -36,6 +36,10 @@ class GroupQuantizer final {
   // symmetric: the zero point is always 8. An object holds scratch memory: one per thread.
   explicit GroupQuantizer(bool symmetric) : symmetric_(symmetric) {}
 
+  // From now on the squared error of weight i counts `importance[i]` times (0 .. 1, as many as the
+  // weights of the next calls; kept by reference). Empty: all count alike.
+  void SetImportance(std::span<const float> importance) { importance_ = importance; }
+
   // errors[j] = least sum of squared errors of `weights` (finite, at most kMaxWeightMagnitude) with
   // j weights left out, j = 0 .. errors.size() - 1, and params[j] what reaches it. Never rises with
   // j. Infinite where the group has fewer than j weights that are not zero in BF16 (a zero weight
@@ -60,6 +64,8 @@ class GroupQuantizer final {
                      std::vector<int32_t>* indices);
 
  private:
+  // squared_ = the errors of `weights`, times their importance.
+  void Measure(std::span<const float> weights, GroupParams params);
   // Both update approximate_ and candidates_; the first returns whether it improved anything.
   bool TryCandidate(std::span<const float> weights, GroupParams candidate);
   // ends: sum of the least and the largest weight, with and without the extremes.
@@ -70,6 +76,7 @@ class GroupQuantizer final {
                      std::span<double> errors, std::span<GroupParams> params);
 
   const bool symmetric_;
+  std::span<const float> importance_;
   std::vector<float> squared_;
   std::vector<float> sorted_;
   std::vector<float> outside_;

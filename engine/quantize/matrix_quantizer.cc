@@ -1,5 +1,6 @@
 // Two ways to the same two arrays, a (scale, zero) per group and a mask of outliers:
-// - CurveSearch: groups inside a tile. Error curves of all groups, shared out exactly.
+// - PlannedSearch: groups inside a tile. Error curves of all groups, shared out exactly
+//   (group_plan.h).
 // - ScoreSearch: one group per row, whose outliers sit in several tiles (and the two simpler
 // rules):
 //   select by score at the present scales, refit, and again while it gets better.
@@ -11,6 +12,7 @@
 #include <limits>
 #include <numeric>
 
+#include "engine/quantize/group_plan.h"
 #include "engine/quantize/int4_quantizer.h"
 #include "engine/quantize/parallel_for.h"
 #include "kernels/base/math_util.h"
@@ -33,17 +35,15 @@ class MatrixQuantizer final {
     group_ = options.group_size == -1 ? RoundUp<int64_t>(k, 2) : options.group_size;
     groups_per_row_ = CeilDiv(k, group_);
     tiles_per_row_ = CeilDiv<int64_t>(k, options.tile_k);
-    budget_ = static_cast<int64_t>(options.density * static_cast<double>(n) *
-                                   static_cast<double>(k) / kSlotsPerRecord);
+    budget_ = RecordBudget(n, k, options);
     params_.resize(static_cast<size_t>(n * groups_per_row_));
     mask_.assign(static_cast<size_t>(n * k), 0);
-    row_error_without_.assign(static_cast<size_t>(n), 0);
   }
 
   QuantizedMatrix Run() {
     const bool groups_inside_tiles = options_.group_size != -1;
     if (groups_inside_tiles && options_.rule == OutlierRule::kErrorWithRescale) {
-      CurveSearch();
+      PlannedSearch();
     } else {
       ScoreSearch();
     }
@@ -74,9 +74,7 @@ class MatrixQuantizer final {
     });
   }
 
-  void CurveSearch();
-  void RowCurves(int64_t row, GroupQuantizer& quantizer);
-  void FinishRow(int64_t row, GroupQuantizer& quantizer, std::span<const int32_t> records);
+  void PlannedSearch();
 
   void ScoreSearch();
   double FitRow(int64_t row, GroupQuantizer& quantizer);
@@ -85,7 +83,7 @@ class MatrixQuantizer final {
   std::vector<float> Scores(int64_t row) const;
 
   QuantizedMatrix Encode();
-  void EncodeRow(int64_t row, Int4Weight* weight, double* error) const;
+  void EncodeRow(int64_t row, MatrixState* state, double* error) const;
 
   const std::span<const float> weights_;
   const int64_t n_;
@@ -98,98 +96,27 @@ class MatrixQuantizer final {
 
   std::vector<GroupParams> params_;  // [n, groups_per_row]
   std::vector<uint8_t> mask_;        // [n, k], 1 = outlier
-  std::vector<double> row_error_without_;
-
-  // CurveSearch: [n, groups_per_row, curve_length_].
-  int curve_length_ = 1;
+  double error_without_ = 0;
   int column_curve_length_ = 1;
-  std::vector<float> group_errors_;
-  std::vector<GroupParams> group_params_;
   std::vector<float> column_curves_;  // [n, tiles_per_row, column_curve_length_]
 };
 
-void MatrixQuantizer::CurveSearch() {
-  int max_outliers = 0;
-  if (budget_ > 0) {
-    // Room for groups that want several times their share.
-    const double share = options_.density * static_cast<double>(group_);
-    max_outliers = static_cast<int>(std::min<int64_t>(group_ / 4, std::lround(4 * share) + 8));
-  }
-  curve_length_ = max_outliers + 1;
-  column_curve_length_ = budget_ > 0 ? MaxSlots(0) / kSlotsPerRecord + 1 : 1;
-  const size_t curves = static_cast<size_t>(n_ * groups_per_row_ * curve_length_);
-  group_errors_.resize(curves);
-  group_params_.resize(curves);
-  column_curves_.assign(static_cast<size_t>(n_ * tiles_per_row_ * column_curve_length_),
-                        std::numeric_limits<float>::infinity());
-  ForRows([&](int64_t row, GroupQuantizer& quantizer) { RowCurves(row, quantizer); });
-  const std::vector<int32_t> records = SelectRecords(column_curves_, column_curve_length_, budget_);
-  ForRows([&](int64_t row, GroupQuantizer& quantizer) { FinishRow(row, quantizer, records); });
-}
-
-void MatrixQuantizer::RowCurves(int64_t row, GroupQuantizer& quantizer) {
-  const size_t length = static_cast<size_t>(curve_length_);
-  std::vector<double> errors(length);
-  double error_without = 0;
-  for (int64_t group = 0; group < groups_per_row_; ++group) {
-    const size_t at = static_cast<size_t>(row * groups_per_row_ + group) * length;
-    const std::span<GroupParams> params(group_params_.data() + at, length);
-    quantizer.ErrorCurve(Group(row, group), errors, params);
-    errors[0] = quantizer.Refine(Group(row, group), 0, &params[0]);
-    error_without += errors[0];
-    for (size_t j = 0; j < length; ++j) {
-      group_errors_[at + j] = static_cast<float>(std::min(errors[j], errors[0]));
-      if (!std::isfinite(errors[j])) group_errors_[at + j] = static_cast<float>(errors[j]);
-    }
-  }
-  row_error_without_[static_cast<size_t>(row)] = error_without;
-
-  const int64_t groups_per_tile = options_.tile_k / group_;
-  SlotSplitter splitter;
-  for (int64_t tile = 0; tile < tiles_per_row_; ++tile) {
-    const int64_t first = tile * groups_per_tile;
-    const int64_t count = std::min(groups_per_tile, groups_per_row_ - first);
-    const size_t at = static_cast<size_t>(row * groups_per_row_ + first) * length;
-    const int max_slots = std::min(MaxSlots(tile), (column_curve_length_ - 1) * kSlotsPerRecord);
-    splitter.Combine(
-        std::span<const float>(group_errors_).subspan(at, static_cast<size_t>(count) * length),
-        static_cast<int>(count), curve_length_, max_slots);
-    float* curve = column_curves_.data() + (row * tiles_per_row_ + tile) * column_curve_length_;
-    for (int record = 0; record * kSlotsPerRecord <= max_slots; ++record) {
-      curve[record] = static_cast<float>(splitter.error(record * kSlotsPerRecord));
-    }
-  }
-}
-
-void MatrixQuantizer::FinishRow(int64_t row, GroupQuantizer& quantizer,
-                                std::span<const int32_t> records) {
-  const size_t length = static_cast<size_t>(curve_length_);
-  const int64_t groups_per_tile = options_.tile_k / group_;
-  std::vector<int32_t> slots_of_group(static_cast<size_t>(groups_per_tile));
-  std::vector<int32_t> chosen;
-  SlotSplitter splitter;
-  for (int64_t tile = 0; tile < tiles_per_row_; ++tile) {
-    const int64_t first = tile * groups_per_tile;
-    const int64_t count = std::min(groups_per_tile, groups_per_row_ - first);
-    const size_t at = static_cast<size_t>(row * groups_per_row_ + first) * length;
-    const int slots = records[static_cast<size_t>(row * tiles_per_row_ + tile)] * kSlotsPerRecord;
-    splitter.Combine(
-        std::span<const float>(group_errors_).subspan(at, static_cast<size_t>(count) * length),
-        static_cast<int>(count), curve_length_, slots);
-    splitter.Split(slots, slots_of_group);
-    for (int64_t i = 0; i < count; ++i) {
-      const std::span<const float> weights = Group(row, first + i);
-      const int32_t outliers = slots_of_group[static_cast<size_t>(i)];
-      GroupParams params =
-          group_params_[at + static_cast<size_t>(i) * length + static_cast<size_t>(outliers)];
-      quantizer.Refine(weights, outliers, &params);
-      Params(row, first + i) = params;
-      quantizer.LargestErrors(weights, params, outliers, &chosen);
+void MatrixQuantizer::PlannedSearch() {
+  GroupPlan plan = PlanGroups(weights_, n_, k_, options_, {});
+  error_without_ = plan.error_without;
+  params_ = std::move(plan.params);
+  ForRows([&](int64_t row, GroupQuantizer& quantizer) {
+    std::vector<int32_t> chosen;
+    for (int64_t group = 0; group < groups_per_row_; ++group) {
+      const int32_t outliers = plan.outliers[static_cast<size_t>(row * groups_per_row_ + group)];
+      GroupParams& params = Params(row, group);
+      quantizer.Refine(Group(row, group), outliers, &params);
+      quantizer.LargestErrors(Group(row, group), params, outliers, &chosen);
       for (const int32_t index : chosen) {
-        mask_[static_cast<size_t>(row * k_ + (first + i) * group_ + index)] = 1;
+        mask_[static_cast<size_t>(row * k_ + group * group_ + index)] = 1;
       }
     }
-  }
+  });
 }
 
 // Fits the groups of a row without the masked weights; returns the error of the rest.
@@ -279,7 +206,7 @@ void MatrixQuantizer::ScoreSearch() {
     return std::accumulate(row_errors.begin(), row_errors.end(), 0.0);
   };
   double best_error = fit_all();  // without outliers
-  row_error_without_ = row_errors;
+  error_without_ = best_error;
   if (budget_ == 0) return;
 
   column_curve_length_ = MaxSlots(0) / kSlotsPerRecord + 1;
@@ -310,65 +237,55 @@ void MatrixQuantizer::ScoreSearch() {
   mask_ = std::move(best_mask);
 }
 
-void MatrixQuantizer::EncodeRow(int64_t row, Int4Weight* weight, double* error) const {
-  const int64_t row_bytes = weight->k_padded / 2;
-  uint8_t* packed = weight->qweight.data() + row * row_bytes;
+void MatrixQuantizer::EncodeRow(int64_t row, MatrixState* state, double* error) const {
   double sum = 0;
-  for (int64_t k = 0; k < weight->k_padded; ++k) {
+  for (int64_t k = 0; k < k_; ++k) {
     const GroupParams& params = params_[static_cast<size_t>(row * groups_per_row_ + k / group_)];
-    uint8_t code = params.zero;
-    if (k < k_) {
-      const size_t at = static_cast<size_t>(row * k_ + k);
-      double difference = 0;
-      if (mask_[at] != 0) {
-        difference = static_cast<double>(weights_[at] - ToFloat(ToBFloat16(weights_[at])));
-      } else {
-        code = EncodeInt4(weights_[at], params);
-        difference = static_cast<double>(weights_[at] - ToFloat(params.scale) *
-                                                            static_cast<float>(code - params.zero));
-      }
-      sum += difference * difference;
+    const size_t at = static_cast<size_t>(row * k_ + k);
+    double difference = 0;
+    if (mask_[at] != 0) {
+      difference = static_cast<double>(weights_[at] - ToFloat(ToBFloat16(weights_[at])));
+    } else {
+      const uint8_t code = EncodeInt4(weights_[at], params);
+      state->codes[at] = code;
+      difference = static_cast<double>(weights_[at] - ToFloat(params.scale) *
+                                                          static_cast<float>(code - params.zero));
     }
-    packed[k / 2] = static_cast<uint8_t>(k % 2 == 0 ? code : packed[k / 2] | code << 4);
+    sum += difference * difference;
   }
   *error = sum;
 }
 
 QuantizedMatrix MatrixQuantizer::Encode() {
-  QuantizedMatrix result;
-  Int4Weight& weight = result.weight;
-  weight.n = n_;
-  weight.k = k_;
-  weight.n_padded = RoundUp<int64_t>(n_, 8);
-  weight.group_size = group_;
-  weight.k_padded = groups_per_row_ * group_;
-  weight.symmetric = options_.symmetric;
-  weight.scales.assign(static_cast<size_t>(weight.n_padded * groups_per_row_), BFloat16{});
-  std::vector<uint8_t> zeros(weight.scales.size(), 8);
-  weight.qweight.assign(static_cast<size_t>(weight.n_padded * weight.k_padded / 2), 0x88);
-  for (size_t i = 0; i < params_.size(); ++i) {
-    weight.scales[i] = params_[i].scale;
-    zeros[i] = params_[i].zero;
-  }
-  if (!options_.symmetric) weight.zeros = std::move(zeros);
-
+  MatrixState state;
+  state.n = n_;
+  state.k = k_;
+  state.group_size = group_;
+  state.symmetric = options_.symmetric;
+  state.codes.resize(mask_.size());
   std::vector<double> row_errors(static_cast<size_t>(n_));
   ForRows([&](int64_t row, GroupQuantizer&) {
-    EncodeRow(row, &weight, &row_errors[static_cast<size_t>(row)]);
+    EncodeRow(row, &state, &row_errors[static_cast<size_t>(row)]);
   });
-  for (size_t at = 0; at < mask_.size(); ++at) {
-    result.energy += static_cast<double>(weights_[at]) * static_cast<double>(weights_[at]);
-    if (mask_[at] == 0) continue;
-    const int64_t index = static_cast<int64_t>(at);
-    result.outliers.push_back({static_cast<int32_t>(index % k_), static_cast<int32_t>(index / k_),
-                               ToBFloat16(weights_[at]).bits});
+  state.params = std::move(params_);
+  state.mask = std::move(mask_);
+  state.values.assign(weights_.begin(), weights_.end());
+  QuantizedMatrix result = MakeQuantizedMatrix(state);
+  for (const float weight : weights_) {
+    result.energy += static_cast<double>(weight) * static_cast<double>(weight);
   }
   result.error_with = std::accumulate(row_errors.begin(), row_errors.end(), 0.0);
-  result.error_without = std::accumulate(row_error_without_.begin(), row_error_without_.end(), 0.0);
+  result.error_without = error_without_;
   return result;
 }
 
 }  // namespace
+
+int64_t RecordBudget(int64_t n, int64_t k, const MatrixQuantizerOptions& options) {
+  const double density = options.least_benefit > 0 ? kMaxDensity : options.density;
+  return static_cast<int64_t>(density * static_cast<double>(n) * static_cast<double>(k) /
+                              kSlotsPerRecord);
+}
 
 QuantizedMatrix QuantizeMatrix(std::span<const float> weights, int64_t n, int64_t k,
                                const MatrixQuantizerOptions& options) {

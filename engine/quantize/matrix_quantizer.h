@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "engine/quantize/outlier_selector.h"
-#include "kernels/format/int4_weight.h"
-#include "kernels/format/tile_coo_encoder.h"
+#include "engine/quantize/quantized_matrix.h"
 
 namespace flashquant {
 
@@ -21,22 +20,19 @@ struct MatrixQuantizerOptions {
   bool symmetric = false;
   double density = 0.01;  // stored slots / (K * N), 0 .. kMaxDensity; 0 = no outliers
   OutlierRule rule = OutlierRule::kErrorWithRescale;
-  int32_t tile_k = 256;  // a multiple of the group size
-  int num_threads = 1;   // does not change the result
+  // Above 0: not a budget, but every record whose four weights cost more than this on average.
+  double least_benefit = 0;
+  int32_t tile_k = 256;    // a multiple of the group size
+  int num_threads = 1;     // does not change the result
+  int descent_sweeps = 2;  // QuantizeMatrixGptq only
 };
 
 // A quarter of a tile column is the most that the search looks at.
 inline constexpr double kMaxDensity = 0.2;
 
-struct QuantizedMatrix {
-  Int4Weight weight;
-  // By n, then k; values are the weights rounded to BF16, never zero. In every (tile, column) their
-  // number is a multiple of four.
-  std::vector<TileCooSlot> outliers;
-  double energy = 0;         // sum of squared weights
-  double error_without = 0;  // sum of squared errors of the best INT4 without outliers
-  double error_with = 0;     // the same as stored, with outliers
-};
+// Records that options.density allows for an [n, k] matrix; with a threshold, as many as there can
+// be.
+int64_t RecordBudget(int64_t n, int64_t k, const MatrixQuantizerOptions& options);
 
 // weights: [n, k] row-major, finite, at most kMaxWeightMagnitude (the caller checks). The result is
 // the same, bit for bit, for any num_threads.

@@ -48,7 +48,7 @@ bool ByRate(const Segment& a, const Segment& b) {
 
 // What whole segments left over goes to single records, most useful first.
 void SpendRest(std::span<const float> curves, size_t curve_length, int64_t budget,
-               std::vector<int32_t>* records) {
+               float least_benefit, std::vector<int32_t>* records) {
   while (budget > 0) {
     std::vector<Segment> singles;
     for (size_t column = 0; column < records->size(); ++column) {
@@ -56,7 +56,7 @@ void SpendRest(std::span<const float> curves, size_t curve_length, int64_t budge
       if (at + 1 >= curve_length) continue;
       const float gain =
           curves[column * curve_length + at] - curves[column * curve_length + at + 1];
-      if (std::isfinite(gain) && gain > 0) {
+      if (std::isfinite(gain) && gain > least_benefit) {
         singles.push_back({gain, static_cast<int32_t>(column), 1});
       }
     }
@@ -111,8 +111,8 @@ void SlotSplitter::Split(int slots, std::span<int32_t> slots_of_group) const {
   }
 }
 
-std::vector<int32_t> SelectRecords(std::span<const float> curves, int curve_length,
-                                   int64_t budget) {
+std::vector<int32_t> SelectRecords(std::span<const float> curves, int curve_length, int64_t budget,
+                                   double least_benefit) {
   const size_t length = static_cast<size_t>(curve_length);
   const size_t num_columns = curves.size() / length;
   std::vector<Segment> segments;
@@ -126,7 +126,7 @@ std::vector<int32_t> SelectRecords(std::span<const float> curves, int curve_leng
   std::vector<int32_t> records(num_columns, 0);
   std::vector<bool> closed(num_columns, false);
   for (const Segment& segment : segments) {
-    if (budget == 0) break;
+    if (budget == 0 || static_cast<double>(segment.rate) <= least_benefit) break;
     const size_t column = static_cast<size_t>(segment.column);
     if (closed[column]) continue;
     if (segment.length > budget) {
@@ -136,7 +136,7 @@ std::vector<int32_t> SelectRecords(std::span<const float> curves, int curve_leng
     records[column] += segment.length;
     budget -= segment.length;
   }
-  SpendRest(curves, length, budget, &records);
+  SpendRest(curves, length, budget, static_cast<float>(least_benefit), &records);
   return records;
 }
 

@@ -48,6 +48,18 @@ absl::Status CheckOptions(const QuantizeOptions& options) {
   if (!(options.density >= 0 && options.density <= kMaxDensity)) {
     return InvalidArgumentError("--density: must be 0..{} (got {})", kMaxDensity, options.density);
   }
+  if (!(options.threshold >= 0 && options.threshold <= kMaxThreshold)) {
+    return InvalidArgumentError("--threshold: must be 0..{} (got {})", kMaxThreshold,
+                                options.threshold);
+  }
+  if (!(options.damping > 0 && options.damping <= 1)) {
+    return InvalidArgumentError("--damping: must be above 0, at most 1 (got {})", options.damping);
+  }
+  if (options.group_size == -1 &&
+      (options.method == QuantizeMethod::kGptq || options.threshold > 0)) {
+    return UnimplementedError(
+        "--group-size -1: one group per row only with --method rtn and --density");
+  }
   if (options.embedding == TableFormat::kInt4) {
     return InvalidArgumentError("--embedding: must be bf16 or int8 (got int4)");
   }

@@ -19,10 +19,19 @@ namespace flashquant {
 enum class TableFormat : uint8_t { kBFloat16, kInt8, kInt4 };
 std::string_view TableFormatName(TableFormat format);
 
+// kGptq needs calibration (calibration.h).
+enum class QuantizeMethod : uint8_t { kRtn, kGptq };
+
 struct QuantizeOptions {
+  QuantizeMethod method = QuantizeMethod::kRtn;
   std::optional<int64_t> group_size;  // 32, 64, 128, -1 (one group per row); nullopt = auto
   bool symmetric = false;
   double density = 0.01;
+  // Above 0, in place of the density: outliers are records whose weights cost on average more than
+  // this times what replacing a weight of the layer by its column's mean costs (SpQR's threshold).
+  double threshold = 0;
+  double damping = 0.01;                           // kGptq: of the mean of the Hessian's diagonal
+  int descent_sweeps = 2;                          // kGptq: gptq_quantizer.h
   TableFormat embedding = TableFormat::kBFloat16;  // not kInt4
   // nullopt: as the embedding when the head is tied to it, else BF16.
   std::optional<TableFormat> lm_head;
@@ -30,6 +39,8 @@ struct QuantizeOptions {
   int num_threads = 1;
   bool overwrite = false;
 };
+
+inline constexpr double kMaxThreshold = 100;
 
 enum class TensorAction : uint8_t {
   kInt4,      // linear layer or head: codes, scales, zero points, outliers

@@ -13,15 +13,19 @@ namespace {
 double Ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
 nlohmann::json LayerJson(const LayerReport& layer) {
-  return {{"name", layer.name},
-          {"n", layer.n},
-          {"k", layer.k},
-          {"stored_slots", layer.stored_slots},
-          {"stored_density", layer.stored_density()},
-          {"bf16_bytes", layer.source_bytes},
-          {"bytes", layer.bytes},
-          {"relative_error_without_outliers", layer.relative_error_without()},
-          {"relative_error", layer.relative_error_with()}};
+  nlohmann::json json = {{"name", layer.name},
+                         {"n", layer.n},
+                         {"k", layer.k},
+                         {"stored_slots", layer.stored_slots},
+                         {"stored_density", layer.stored_density()},
+                         {"bf16_bytes", layer.source_bytes},
+                         {"bytes", layer.bytes},
+                         {"relative_error", layer.relative_error_with()}};
+  if (layer.error_without >= 0) {
+    json["relative_error_without_outliers"] = layer.relative_error_without();
+  }
+  if (layer.output_error >= 0) json["relative_output_error"] = layer.relative_output_error();
+  return json;
 }
 
 }  // namespace
@@ -36,18 +40,31 @@ double LayerReport::relative_error_without() const {
 
 double LayerReport::relative_error_with() const { return std::sqrt(Ratio(error_with, energy)); }
 
+double LayerReport::relative_output_error() const {
+  return std::sqrt(Ratio(std::max(output_error, 0.0), output_energy));
+}
+
 LayerReport QuantizeReport::Total() const {
   LayerReport total;
   total.name = "total";
   total.n = 1;
+  total.output_error = layers.empty() ? -1 : 0;
+  total.output_energy = total.output_error;
   for (const LayerReport& layer : layers) {
     total.k += layer.n * layer.k;
     total.stored_slots += layer.stored_slots;
     total.source_bytes += layer.source_bytes;
     total.bytes += layer.bytes;
     total.energy += layer.energy;
-    total.error_without += layer.error_without;
+    total.error_without = layer.error_without < 0 ? -1 : total.error_without + layer.error_without;
     total.error_with += layer.error_with;
+    // Outputs of different layers have different scales: the total is the mean of the shares.
+    if (layer.output_error < 0 || total.output_error < 0) {
+      total.output_error = -1;
+    } else {
+      total.output_error += Ratio(layer.output_error, layer.output_energy);
+      total.output_energy += 1;
+    }
   }
   return total;
 }
@@ -55,13 +72,21 @@ LayerReport QuantizeReport::Total() const {
 std::string ReportTable(const QuantizeReport& report) {
   size_t width = 5;
   for (const LayerReport& layer : report.layers) width = std::max(width, layer.name.size());
-  std::string text = fmt::format("{:<{}}  {:>15}  {:>8}  {:>11}  {:>9}  {:>9}\n", "layer", width,
-                                 "N x K", "density", "bytes", "INT4 err", "error");
+  const bool has_output = report.Total().output_error >= 0;
+  const bool has_without = report.Total().error_without >= 0;
+  std::string text =
+      fmt::format("{:<{}}  {:>15}  {:>8}  {:>11}  {:>9}  {:>9}\n", "layer", width, "N x K",
+                  "density", "bytes", has_without ? "INT4 err" : "", "error");
+  if (has_output) text.replace(text.size() - 1, 1, "  out error\n");
   const auto add = [&](const LayerReport& layer, const std::string& shape) {
-    fmt::format_to(std::back_inserter(text),
-                   "{:<{}}  {:>15}  {:>7.3f}%  {:>11}  {:>9.5f}  {:>9.5f}\n", layer.name, width,
-                   shape, 100 * layer.stored_density(), layer.bytes, layer.relative_error_without(),
+    fmt::format_to(std::back_inserter(text), "{:<{}}  {:>15}  {:>7.3f}%  {:>11}  {:>9}  {:>9.5f}",
+                   layer.name, width, shape, 100 * layer.stored_density(), layer.bytes,
+                   has_without ? fmt::format("{:.5f}", layer.relative_error_without()) : "",
                    layer.relative_error_with());
+    if (has_output) {
+      fmt::format_to(std::back_inserter(text), "  {:>9.5f}", layer.relative_output_error());
+    }
+    text += '\n';
   };
   for (const LayerReport& layer : report.layers) {
     add(layer, fmt::format("{} x {}", layer.n, layer.k));
@@ -82,7 +107,10 @@ nlohmann::json ReportJson(const QuantizeReport& report) {
   total.erase("k");
   return {{"group_size", report.group_size},
           {"symmetric", report.symmetric},
+          {"method", report.method},
+          {"calibration", report.calibration},
           {"target_density", report.target_density},
+          {"threshold", report.threshold},
           {"embedding", report.embedding},
           {"lm_head", report.lm_head},
           {"tensor_bytes", report.tensor_bytes},

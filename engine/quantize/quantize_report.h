@@ -17,19 +17,25 @@ struct LayerReport {
   int64_t source_bytes = 0;  // as BF16
   int64_t bytes = 0;         // codes, scales, zero points, outliers
   double energy = 0;         // sum of squared weights
-  double error_without = 0;  // sum of squared errors, INT4 alone
+  double error_without = 0;  // sum of squared errors, INT4 alone; negative: not known
   double error_with = 0;     // the same with the outliers
+  double output_error = -1;  // squared, over the calibration tokens; negative without calibration
+  double output_energy = -1;
 
   double stored_density() const;
   // Square root of error / energy.
   double relative_error_without() const;
   double relative_error_with() const;
+  double relative_output_error() const;
 };
 
 struct QuantizeReport {
   int64_t group_size = 0;
   bool symmetric = false;
+  std::string method;       // "rtn", "rtn+outliers", "gptq", "gptq+outliers"
+  std::string calibration;  // what was used, empty without
   double target_density = 0;
+  double threshold = 0;
   std::string embedding;
   std::string lm_head;
   std::vector<LayerReport> layers;  // quantized ones, in the order of the tensors

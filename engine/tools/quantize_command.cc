@@ -21,18 +21,30 @@
 #include "engine/checkpoint/json.h"
 #include "engine/quantize/checkpoint_quantizer.h"
 #include "engine/quantize/matrix_quantizer.h"
+#include "engine/quantize/model_calibration.h"
 #include "engine/quantize/parallel_for.h"
+#include "engine/tokenizer/tokenizer_loader.h"
 #include "engine/tools/commands.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
 namespace {
 
+constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
+constexpr double kDefaultDensity = 0.01;
+
 struct QuantizeFlags {
   std::string input;
   std::string output;
   std::string group_size = "auto";
-  double density = 0.01;
+  std::optional<double> density;
+  double threshold = 0;
+  double damping = 0.01;
+  int descent = 2;
+  std::string calibration;
+  int64_t calibration_tokens = 131072;
+  int64_t calibration_skip = 0;
+  int32_t calibration_context = 0;
   bool symmetric = false;
   std::string embedding = "bf16";
   std::string lm_head = "auto";
@@ -96,13 +108,52 @@ class ProgressPrinter final {
   bool bar_open_ = false;
 };
 
+// Flags that contradict each other.
+absl::Status CheckFlags(const QuantizeFlags& flags) {
+  if (flags.density.has_value() && flags.threshold > 0) {
+    return InvalidArgumentError("--threshold: not together with --density");
+  }
+  if (flags.method == "gptq" && (flags.density.value_or(0) > 0 || flags.threshold > 0)) {
+    return InvalidArgumentError("--method gptq: has no outliers, --method spqr has");
+  }
+  if (flags.method == "spqr" && flags.density.value_or(1) == 0) {
+    return InvalidArgumentError("--method spqr: needs outliers (--density above 0)");
+  }
+  if (flags.method != "rtn" && flags.calibration.empty()) {
+    return InvalidArgumentError("--method {}: needs --calibration", flags.method);
+  }
+  return absl::OkStatus();
+}
+
+// Null without --calibration.
+absl::StatusOr<std::unique_ptr<Calibration>> CalibrationFrom(const QuantizeFlags& flags,
+                                                             const Checkpoint& checkpoint) {
+  if (flags.calibration.empty()) return std::unique_ptr<Calibration>();
+  FQ_ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.calibration, kMaxTextBytes));
+  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(checkpoint.path));
+  const std::vector<int32_t> tokens = tokenizer->Encode(text, SpecialText::kPlain);
+  ModelCalibrationOptions options;
+  options.text_path = flags.calibration;
+  options.num_tokens = flags.calibration_tokens;
+  options.first_token = flags.calibration_skip;
+  options.context = flags.calibration_context;
+  options.num_threads = flags.threads == 0 ? AvailableThreads() : flags.threads;
+  FQ_ASSIGN_OR_RETURN(std::unique_ptr<ModelCalibration> calibration,
+                      ModelCalibration::Create(checkpoint, tokens, options));
+  return calibration;
+}
+
 QuantizeOptions OptionsFrom(const QuantizeFlags& flags) {
   const std::map<std::string, TableFormat> formats = {
       {"bf16", TableFormat::kBFloat16}, {"int8", TableFormat::kInt8}, {"int4", TableFormat::kInt4}};
   QuantizeOptions options;
   if (flags.group_size != "auto") options.group_size = std::stoll(flags.group_size);
   options.symmetric = flags.symmetric;
-  options.density = flags.density;
+  options.method = flags.method == "rtn" ? QuantizeMethod::kRtn : QuantizeMethod::kGptq;
+  options.density = flags.density.value_or(flags.method == "gptq" ? 0.0 : kDefaultDensity);
+  options.threshold = flags.threshold;
+  options.damping = flags.damping;
+  options.descent_sweeps = flags.descent;
   options.embedding = formats.at(flags.embedding);
   if (flags.lm_head != "auto") options.lm_head = formats.at(flags.lm_head);
   options.rule = flags.outliers == "magnitude" ? OutlierRule::kMagnitude
@@ -125,14 +176,18 @@ absl::Status WriteReport(const std::string& path, const QuantizeReport& report) 
 }
 
 absl::Status RunQuantize(const QuantizeFlags& flags) {
+  FQ_RETURN_IF_ERROR(CheckFlags(flags));
   FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointFromPath(flags.input));
+  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<Calibration> calibration,
+                      CalibrationFrom(flags, checkpoint));
   ProgressPrinter printer(flags.quiet);
-  FQ_ASSIGN_OR_RETURN(
-      const QuantizeReport report,
-      QuantizeCheckpoint(checkpoint, flags.output, OptionsFrom(flags),
-                         [&](int64_t done, int64_t total, const std::string& tensor) {
-                           printer.Show(done, total, tensor);
-                         }));
+  FQ_ASSIGN_OR_RETURN(const QuantizeReport report,
+                      QuantizeCheckpoint(
+                          checkpoint, flags.output, OptionsFrom(flags),
+                          [&](int64_t done, int64_t total, const std::string& tensor) {
+                            printer.Show(done, total, tensor);
+                          },
+                          calibration.get()));
   if (!flags.quiet) fmt::print("{}", ReportTable(report));
   const LayerReport total = report.Total();
   fmt::print("{}: {} quantized layers, group size {}, stored density {:.3f}%, tensors {:.2f} MB\n",
@@ -156,10 +211,17 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code) {
       ->check(CLI::IsMember({"auto", "32", "64", "128", "-1"}))
       ->capture_default_str();
   command
-      ->add_option("--density", flags->density,
-                   "outliers: stored slots as a share of the weights, 0 = none")
-      ->check(CLI::Range(0.0, kMaxDensity))
-      ->capture_default_str();
+      ->add_option(
+          "--density", flags->density,
+          "outliers: stored slots as a share of the weights, 0 = none (default: 0.01, with "
+          "--method gptq 0)")
+      ->check(CLI::Range(0.0, kMaxDensity));
+  command
+      ->add_option(
+          "--threshold", flags->threshold,
+          "outliers as SpQR chooses them, in place of --density: what costs more than this "
+          "times the layer's weighted spread, for example 0.1")
+      ->check(CLI::Range(0.0, kMaxThreshold));
   command->add_flag("--symmetric,!--asymmetric", flags->symmetric,
                     "zero point 8 everywhere (default: asymmetric)");
   command->add_option("--embedding", flags->embedding, "embedding table: bf16 or int8")
@@ -170,8 +232,39 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code) {
                    "output head: bf16, int8 or int4; auto: as the embedding when tied, else bf16")
       ->check(CLI::IsMember({"auto", "bf16", "int8", "int4"}))
       ->capture_default_str();
-  command->add_option("--method", flags->method, "rtn: round to nearest")
-      ->check(CLI::IsMember({"rtn"}))
+  command
+      ->add_option(
+          "--method", flags->method,
+          "rtn: round to nearest; gptq: least output error on a calibration text; spqr: the "
+          "same with outliers")
+      ->check(CLI::IsMember({"rtn", "gptq", "spqr"}))
+      ->capture_default_str();
+  command->add_option("--calibration", flags->calibration,
+                      "text file for gptq and spqr; with rtn it adds output errors to the report");
+  command
+      ->add_option("--calibration-tokens", flags->calibration_tokens,
+                   "most tokens to use, 0 = the whole text")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--calibration-skip", flags->calibration_skip,
+                   "tokens of the text to leave out at its beginning")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--calibration-context", flags->calibration_context,
+                   "tokens of a window, 0 = 2048 or the model's own")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--damping", flags->damping,
+                   "gptq and spqr: share of the mean squared input added to all inputs")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->capture_default_str();
+  command
+      ->add_option("--descent", flags->descent,
+                   "gptq and spqr: sweeps of coordinate descent after the first pass")
+      ->check(CLI::Range(0, 100))
       ->capture_default_str();
   command
       ->add_option("--outliers", flags->outliers,

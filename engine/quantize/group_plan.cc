@@ -1,0 +1,163 @@
+#include "engine/quantize/group_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "engine/quantize/parallel_for.h"
+#include "kernels/base/math_util.h"
+#include "kernels/format/tile_coo.h"
+
+namespace flashquant {
+namespace {
+
+constexpr int64_t kRowsPerTask = 8;
+
+class GroupPlanner final {
+ public:
+  GroupPlanner(std::span<const float> weights, int64_t n, int64_t k,
+               const MatrixQuantizerOptions& options, const ColumnImportance& importance)
+      : weights_(weights),
+        n_(n),
+        k_(k),
+        options_(options),
+        importance_(importance),
+        groups_per_row_(CeilDiv(k, options.group_size)),
+        groups_per_tile_(options.tile_k / options.group_size),
+        tiles_per_row_(CeilDiv<int64_t>(k, options.tile_k)),
+        budget_(RecordBudget(n, k, options)) {
+    int64_t max_outliers = 0;
+    if (budget_ > 0) {
+      // Room for groups that want several times their share.
+      const double density = options.least_benefit > 0 ? kMaxDensity / 4 : options.density;
+      const double share = density * static_cast<double>(options.group_size);
+      max_outliers = std::min<int64_t>(options.group_size / 4, std::lround(4 * share) + 8);
+    }
+    curve_length_ = static_cast<size_t>(max_outliers) + 1;
+    column_curve_length_ = budget_ > 0 ? static_cast<size_t>(MaxSlots(0) / kSlotsPerRecord) + 1 : 1;
+    const size_t groups = static_cast<size_t>(n * groups_per_row_);
+    errors_.resize(groups * curve_length_);
+    params_.resize(groups * curve_length_);
+    column_curves_.assign(static_cast<size_t>(n * tiles_per_row_) * column_curve_length_,
+                          std::numeric_limits<float>::infinity());
+    row_error_without_.assign(static_cast<size_t>(n), 0);
+  }
+
+  GroupPlan Run() {
+    ParallelFor(options_.num_threads, n_, kRowsPerTask, [&](int64_t begin, int64_t end) {
+      GroupQuantizer quantizer(options_.symmetric);
+      for (int64_t row = begin; row < end; ++row) RowCurves(row, quantizer);
+    });
+    const std::vector<int32_t> records =
+        SelectRecords(column_curves_, static_cast<int>(column_curve_length_), budget_,
+                      options_.least_benefit * kSlotsPerRecord);
+    GroupPlan plan;
+    plan.groups_per_row = groups_per_row_;
+    plan.params.resize(static_cast<size_t>(n_ * groups_per_row_));
+    plan.outliers.assign(static_cast<size_t>(n_ * groups_per_row_), 0);
+    ParallelFor(options_.num_threads, n_, kRowsPerTask, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) SplitRow(row, records, &plan);
+    });
+    plan.error_without = std::accumulate(row_error_without_.begin(), row_error_without_.end(), 0.0);
+    return plan;
+  }
+
+ private:
+  // Slots that a tile column may get: records without a null slot, and a quarter of its weights.
+  int MaxSlots(int64_t tile) const {
+    const int64_t rows = std::min<int64_t>(options_.tile_k, k_ - tile * options_.tile_k);
+    const int64_t quarter = std::min<int64_t>(rows, options_.tile_k / 4);
+    return static_cast<int>(quarter / kSlotsPerRecord * kSlotsPerRecord);
+  }
+  size_t CurveOf(int64_t row, int64_t group) const {
+    return static_cast<size_t>(row * groups_per_row_ + group) * curve_length_;
+  }
+  // Joins the curves of a tile column's groups.
+  void Combine(int64_t row, int64_t tile, int max_slots, SlotSplitter* splitter) const {
+    const int64_t first = tile * groups_per_tile_;
+    const int64_t count = std::min(groups_per_tile_, groups_per_row_ - first);
+    splitter->Combine(std::span<const float>(errors_).subspan(
+                          CurveOf(row, first), static_cast<size_t>(count) * curve_length_),
+                      static_cast<int>(count), static_cast<int>(curve_length_), max_slots);
+  }
+
+  void RowCurves(int64_t row, GroupQuantizer& quantizer);
+  void SplitRow(int64_t row, std::span<const int32_t> records, GroupPlan* plan) const;
+
+  const std::span<const float> weights_;
+  const int64_t n_;
+  const int64_t k_;
+  const MatrixQuantizerOptions& options_;
+  const ColumnImportance& importance_;
+  const int64_t groups_per_row_;
+  const int64_t groups_per_tile_;
+  const int64_t tiles_per_row_;
+  const int64_t budget_;
+  size_t curve_length_ = 1;
+  size_t column_curve_length_ = 1;
+  std::vector<float> errors_;         // [n, groups_per_row, curve_length]
+  std::vector<GroupParams> params_;   // the same
+  std::vector<float> column_curves_;  // [n, tiles_per_row, column_curve_length]
+  std::vector<double> row_error_without_;
+};
+
+void GroupPlanner::RowCurves(int64_t row, GroupQuantizer& quantizer) {
+  std::vector<double> errors(curve_length_);
+  for (int64_t group = 0; group < groups_per_row_; ++group) {
+    const int64_t begin = group * options_.group_size;
+    const size_t count = static_cast<size_t>(std::min(options_.group_size, k_ - begin));
+    const std::span<const float> weights =
+        weights_.subspan(static_cast<size_t>(row * k_ + begin), count);
+    const size_t at = CurveOf(row, group);
+    const std::span<GroupParams> params(params_.data() + at, curve_length_);
+    quantizer.SetImportance(importance_.Group(begin, count));
+    quantizer.ErrorCurve(weights, errors, params);
+    errors[0] = quantizer.Refine(weights, 0, &params[0]);
+    const double factor = importance_.GroupFactor(group);
+    row_error_without_[static_cast<size_t>(row)] += factor * errors[0];
+    for (size_t j = 0; j < curve_length_; ++j) {
+      errors_[at + j] = static_cast<float>(
+          factor * (std::isfinite(errors[j]) ? std::min(errors[j], errors[0]) : errors[j]));
+    }
+  }
+  SlotSplitter splitter;
+  for (int64_t tile = 0; tile < tiles_per_row_; ++tile) {
+    const int max_slots =
+        std::min(MaxSlots(tile), static_cast<int>(column_curve_length_ - 1) * kSlotsPerRecord);
+    Combine(row, tile, max_slots, &splitter);
+    float* curve = column_curves_.data() +
+                   static_cast<size_t>(row * tiles_per_row_ + tile) * column_curve_length_;
+    for (int record = 0; record * kSlotsPerRecord <= max_slots; ++record) {
+      curve[record] = static_cast<float>(splitter.error(record * kSlotsPerRecord));
+    }
+  }
+}
+
+void GroupPlanner::SplitRow(int64_t row, std::span<const int32_t> records, GroupPlan* plan) const {
+  SlotSplitter splitter;
+  for (int64_t tile = 0; tile < tiles_per_row_; ++tile) {
+    const int64_t first = tile * groups_per_tile_;
+    const int64_t count = std::min(groups_per_tile_, groups_per_row_ - first);
+    const int slots = records[static_cast<size_t>(row * tiles_per_row_ + tile)] * kSlotsPerRecord;
+    Combine(row, tile, slots, &splitter);
+    const std::span<int32_t> split =
+        std::span<int32_t>(plan->outliers)
+            .subspan(static_cast<size_t>(row * groups_per_row_ + first),
+                     static_cast<size_t>(count));
+    splitter.Split(slots, split);
+    for (int64_t i = 0; i < count; ++i) {
+      plan->params[static_cast<size_t>(row * groups_per_row_ + first + i)] =
+          params_[CurveOf(row, first + i) + static_cast<size_t>(split[static_cast<size_t>(i)])];
+    }
+  }
+}
+
+}  // namespace
+
+GroupPlan PlanGroups(std::span<const float> weights, int64_t n, int64_t k,
+                     const MatrixQuantizerOptions& options, const ColumnImportance& importance) {
+  return GroupPlanner(weights, n, k, options, importance).Run();
+}
+
+}  // namespace flashquant

@@ -1,0 +1,32 @@
+// LayerSource: one decoder layer of a checkpoint, presented as a whole model of one layer, so that
+// the ordinary loader makes it. Weights can be replaced.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/tensor_source.h"
+
+namespace flashquant {
+
+class LayerSource final : public TensorSource {
+ public:
+  // Layer `layer` of `model` under the name of layer 0, the final norm as it is, and an embedding
+  // table of one row of zeros. `model` and `replaced` outlive the object; `replaced` holds FP32
+  // weights by the layer's name in the model, without ".weight".
+  LayerSource(const TensorSource& model, int32_t layer, int64_t hidden_size,
+              const std::map<std::string, std::vector<float>>& replaced);
+
+  const std::vector<TensorInfo>& tensors() const override { return tensors_; }
+  absl::Status ReadRows(const TensorInfo& tensor, int64_t first_row, int64_t num_rows,
+                        void* out) const override;
+
+ private:
+  const TensorSource& model_;
+  const std::map<std::string, std::vector<float>>& replaced_;
+  const std::string prefix_;  // "model.layers.‹layer›."
+  std::vector<TensorInfo> tensors_;
+};
+
+}  // namespace flashquant

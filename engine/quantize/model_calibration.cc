@@ -1,0 +1,238 @@
+#include "engine/quantize/model_calibration.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "engine/model/rope_table.h"
+#include "engine/quantize/layer_source.h"
+#include "kernels/backend_factory.h"
+#include "kernels/base/check.h"
+#include "kernels/base/math_util.h"
+#include "kernels/base/status_macros.h"
+
+namespace flashquant {
+namespace {
+
+constexpr int32_t kBlockTokens = 16;
+constexpr int32_t kDefaultContext = 2048;
+constexpr const char* kParts[][3] = {{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+                                     {"self_attn.o_proj", nullptr, nullptr},
+                                     {"mlp.gate_proj", "mlp.up_proj", nullptr},
+                                     {"mlp.down_proj", nullptr, nullptr}};
+
+const LinearWeight* JoinedWeight(const LayerWeights& weights, int32_t part) {
+  const LinearWeight* const joined[] = {weights.qkv.get(), weights.output.get(),
+                                        weights.gate_up.get(), weights.down.get()};
+  return joined[part];
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelCalibration>> ModelCalibration::Create(
+    const Checkpoint& checkpoint, std::span<const int32_t> tokens,
+    const ModelCalibrationOptions& options) {
+  std::unique_ptr<ModelCalibration> calibration(new ModelCalibration(checkpoint, options));
+  FQ_RETURN_IF_ERROR(calibration->Init(tokens));
+  return calibration;
+}
+
+absl::Status ModelCalibration::Init(std::span<const int32_t> tokens) {
+  FQ_ASSIGN_OR_RETURN(config_, ParseModelConfig(checkpoint_));
+  context_ =
+      options_.context > 0 ? options_.context : std::min(kDefaultContext, config_.max_position);
+  if (context_ > config_.max_position) {
+    return InvalidArgumentError("calibration: context of {} tokens (limit {})", context_,
+                                config_.max_position);
+  }
+  const int64_t there = static_cast<int64_t>(tokens.size()) - options_.first_token;
+  const int64_t wanted = options_.num_tokens > 0 ? std::min(there, options_.num_tokens) : there;
+  num_windows_ = wanted / context_;
+  if (num_windows_ < 1) {
+    return InvalidArgumentError(
+        "calibration: {} has {} tokens from number {} on, of which {} are to be used (one window "
+        "needs {})",
+        options_.text_path, std::max<int64_t>(there, 0), options_.first_token,
+        std::max<int64_t>(wanted, 0), context_);
+  }
+  tokens = tokens.subspan(static_cast<size_t>(options_.first_token),
+                          static_cast<size_t>(num_windows_ * context_));
+  for (const int32_t id : tokens) {
+    if (id < 0 || id >= config_.vocab_size) {
+      return InvalidArgumentError("calibration: token id out of range (limit {}, got {})",
+                                  config_.vocab_size - 1, id);
+    }
+  }
+  layer_config_ = config_;
+  layer_config_.num_layers = 1;
+  layer_config_.vocab_size = 1;
+  layer_config_.tie_word_embeddings = true;
+  NameLayers();
+  FQ_ASSIGN_OR_RETURN(
+      backend_, CreateBackend({.kind = options_.backend, .num_threads = options_.num_threads}));
+  observed_ = std::make_unique<ObservedBackend>(backend_.get());
+  rope_table_ = MakeRopeTable(RopeInverseFrequencies(config_.rope, config_.head_dim),
+                              static_cast<int32_t>(context_));
+  const auto rows = static_cast<int32_t>(context_);
+  const int32_t num_blocks = CeilDiv(rows, kBlockTokens);
+  FQ_ASSIGN_OR_RETURN(cache_, KvCache::Create(backend_.get(), {.num_layers = 1,
+                                                               .num_blocks = num_blocks + 1,
+                                                               .block_tokens = kBlockTokens,
+                                                               .num_kv_heads = config_.num_kv_heads,
+                                                               .head_dim = config_.head_dim}));
+  FQ_ASSIGN_OR_RETURN(activations_, Activations::Create(backend_.get(), layer_config_, rows, 1));
+  FQ_ASSIGN_OR_RETURN(batch_, BatchInput::Create(backend_.get(), {.max_rows = rows,
+                                                                  .max_sequences = 1,
+                                                                  .max_blocks = num_blocks,
+                                                                  .block_tokens = kBlockTokens}));
+  // All windows look alike to the layers: positions 0 .. context - 1 in the same blocks.
+  const std::vector<int32_t> no_tokens(static_cast<size_t>(context_), 0);
+  std::vector<int32_t> block_ids(static_cast<size_t>(num_blocks));
+  std::iota(block_ids.begin(), block_ids.end(), 1);
+  StepPlan plan;
+  plan.num_tokens = rows;
+  plan.num_rows = rows;
+  plan.phase = StepPhase::kPrefill;
+  plan.sequences.push_back({.token_ids = no_tokens, .block_ids = block_ids});
+  FQ_RETURN_IF_ERROR(batch_->Load(plan));
+  return Embed(tokens);
+}
+
+void ModelCalibration::NameLayers() {
+  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    for (int32_t part = 0; part < static_cast<int32_t>(std::size(kParts)); ++part) {
+      for (const char* name : kParts[part]) {
+        if (name == nullptr) continue;
+        layer_names_.push_back(fmt::format("model.layers.{}.{}", layer, name));
+        stages_[layer_names_.back()] = {layer, part};
+      }
+    }
+  }
+  layer_names_.emplace_back("lm_head");
+  stages_["lm_head"] = {config_.num_layers, 0};
+}
+
+// Row by row from the file: the table itself is never in memory.
+absl::Status ModelCalibration::Embed(std::span<const int32_t> tokens) {
+  const std::string name = "model.embed_tokens.weight";
+  const TensorInfo* table = checkpoint_.tensors->Find(name);
+  if (table == nullptr) return DataLossError("tensor {}: missing", name);
+  const int64_t hidden = config_.hidden_size;
+  if (table->shape != std::vector<int64_t>{config_.vocab_size, hidden}) {
+    return DataLossError("tensor {}: wrong shape (needs [{}, {}], got [{}])", name,
+                         config_.vocab_size, hidden, fmt::join(table->shape, ", "));
+  }
+  const DType dtype = backend_->info().activation_dtype;
+  row_bytes_ = hidden * DTypeBytes(dtype);
+  const int64_t num_bytes = row_bytes_ * static_cast<int64_t>(tokens.size());
+  constexpr int64_t kMaxResidualBytes = int64_t{1} << 36;
+  if (num_bytes > kMaxResidualBytes) {
+    return ResourceExhaustedError("calibration: {} tokens need {} MiB (limit {} MiB)",
+                                  tokens.size(), num_bytes >> 20, kMaxResidualBytes >> 20);
+  }
+  residual_.resize(static_cast<size_t>(num_bytes));
+  std::vector<float> row(static_cast<size_t>(hidden));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    FQ_RETURN_IF_ERROR(checkpoint_.tensors->ReadRowsAsFloat(*table, tokens[i], 1, row.data()));
+    uint8_t* out = residual_.data() + i * static_cast<size_t>(row_bytes_);
+    if (dtype == DType::kF32) {
+      std::copy(row.begin(), row.end(), reinterpret_cast<float*>(out));
+    } else {
+      std::transform(row.begin(), row.end(), reinterpret_cast<BFloat16*>(out),
+                     [](float value) { return ToBFloat16(value); });
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<DecoderModel>> ModelCalibration::LoadLayer(int32_t layer) {
+  Checkpoint one;
+  one.path = checkpoint_.path;
+  one.tensors =
+      std::make_unique<LayerSource>(*checkpoint_.tensors, layer, config_.hidden_size, quantized_);
+  absl::StatusOr<std::unique_ptr<DecoderModel>> model =
+      DecoderModel::Load(one, layer_config_, rope_table_, observed_.get(), nullptr);
+  if (!model.ok()) return Annotate(model.status(), fmt::format("calibration: layer {}", layer));
+  return model;
+}
+
+absl::Status ModelCalibration::RunWindows(const DecoderModel& model) {
+  const bool keep = collected_.layer < 0;
+  const int64_t window_bytes = context_ * row_bytes_;
+  for (int64_t window = 0; window < num_windows_; ++window) {
+    uint8_t* rows = residual_.data() + window * window_bytes;
+    observed_->SetEmbeddings(rows);
+    FQ_RETURN_IF_ERROR(model.Forward(*batch_, nullptr, *cache_, activations_.get()));
+    if (!keep) continue;
+    FQ_RETURN_IF_ERROR(observed_->CopyToHost(rows, activations_->residual.data(), window_bytes));
+    FQ_RETURN_IF_ERROR(observed_->Synchronize());
+  }
+  return absl::OkStatus();
+}
+
+// Brings the residual stream to the input of `layer`.
+absl::Status ModelCalibration::AdvanceTo(int32_t layer) {
+  collected_ = {-1, -1};
+  while (current_layer_ < layer) {
+    FQ_ASSIGN_OR_RETURN(const std::unique_ptr<DecoderModel> model, LoadLayer(current_layer_));
+    observed_->Observe(nullptr, nullptr);
+    FQ_RETURN_IF_ERROR(RunWindows(*model));
+    quantized_.clear();
+    ++current_layer_;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelCalibration::Collect(const Stage& stage) {
+  FQ_RETURN_IF_ERROR(AdvanceTo(std::min(stage.layer, config_.num_layers - 1)));
+  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<DecoderModel> model, LoadLayer(current_layer_));
+  collected_ = stage;
+  const auto add = [&](std::span<const float> inputs) {
+    hessian_.Add(inputs, options_.num_threads);
+  };
+  if (stage.layer < config_.num_layers) {
+    const LinearWeight* weight = JoinedWeight(model->weights().layers[0], stage.part);
+    hessian_ = Hessian(weight->k());
+    observed_->Observe(weight, add);
+    return RunWindows(*model);
+  }
+  // The head's input is the final norm's output.
+  hessian_ = Hessian(config_.hidden_size);
+  observed_->Observe(nullptr, nullptr);
+  std::vector<float> rows;
+  for (int64_t window = 0; window < num_windows_; ++window) {
+    observed_->SetEmbeddings(residual_.data() + window * context_ * row_bytes_);
+    FQ_RETURN_IF_ERROR(model->Forward(*batch_, nullptr, *cache_, activations_.get()));
+    FQ_RETURN_IF_ERROR(observed_->ReadActivations(activations_->hidden.data(),
+                                                  context_ * config_.hidden_size, &rows));
+    add(rows);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Calibration::Inputs> ModelCalibration::InputsOf(const std::string& layer) {
+  const auto found = stages_.find(layer);
+  if (found == stages_.end()) return InternalError("calibration: no layer {}", layer);
+  const Stage stage = found->second;
+  if (stage.layer < current_layer_) {
+    return InternalError("calibration: layer {} asked for out of order", layer);
+  }
+  if (stage.layer != collected_.layer || stage.part != collected_.part) {
+    FQ_RETURN_IF_ERROR(Collect(stage));
+  }
+  return Inputs{&hessian_, int64_t{stage.layer} * 4 + stage.part};
+}
+
+absl::Status ModelCalibration::SetQuantized(const std::string& layer, std::vector<float> weights) {
+  const auto found = stages_.find(layer);
+  if (found == stages_.end()) return InternalError("calibration: no layer {}", layer);
+  if (found->second.layer == current_layer_) quantized_[layer] = std::move(weights);
+  return absl::OkStatus();
+}
+
+std::string ModelCalibration::description() const {
+  return fmt::format("{} tokens from number {} on, windows of {}", num_tokens(),
+                     options_.first_token, context_);
+}
+
+}  // namespace flashquant

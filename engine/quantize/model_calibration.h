@@ -1,0 +1,90 @@
+// ModelCalibration: runs a text through a model one decoder layer at a time and collects the second
+// moments of the linear layers' inputs.
+//
+// Held in memory: the residual stream of all tokens (tokens x hidden x 4 bytes on the CPU), one
+// decoder layer and the Hessian of one input at a time (8 bytes x K^2).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/model/activations.h"
+#include "engine/model/batch_input.h"
+#include "engine/model/decoder_model.h"
+#include "engine/model/kv_cache.h"
+#include "engine/model/model_config.h"
+#include "engine/quantize/calibration.h"
+#include "engine/quantize/observed_backend.h"
+
+namespace flashquant {
+
+struct ModelCalibrationOptions {
+  std::string text_path;    // for the report
+  int64_t num_tokens = 0;   // used: whole windows, at most this many; 0 = all
+  int64_t first_token = 0;  // where to begin in the text
+  int32_t context = 0;      // tokens of a window; 0 = 2048 or what the model allows, if less
+  std::string backend = "cpu";
+  int num_threads = 1;
+};
+
+class ModelCalibration final : public Calibration {
+ public:
+  // `tokens`: the whole text. `checkpoint` outlives the object and is not quantized. Errors of
+  // ParseModelConfig; INVALID_ARGUMENT when the text is shorter than a window or has an id outside
+  // the vocabulary; RESOURCE_EXHAUSTED when the residual stream does not fit.
+  static absl::StatusOr<std::unique_ptr<ModelCalibration>> Create(
+      const Checkpoint& checkpoint, std::span<const int32_t> tokens,
+      const ModelCalibrationOptions& options);
+
+  const std::vector<std::string>& layers() const override { return layer_names_; }
+  absl::StatusOr<Inputs> InputsOf(const std::string& layer) override;
+  absl::Status SetQuantized(const std::string& layer, std::vector<float> weights) override;
+  int64_t num_tokens() const override { return num_windows_ * context_; }
+  std::string description() const override;
+
+ private:
+  // Linear layers that have the same input, and the joined weight that the model makes of them.
+  struct Stage {
+    int32_t layer = 0;  // num_layers for the head
+    int32_t part = 0;   // 0 .. 3: q k v, o, gate up, down
+  };
+
+  ModelCalibration(const Checkpoint& checkpoint, const ModelCalibrationOptions& options)
+      : checkpoint_(checkpoint), options_(options) {}
+  absl::Status Init(std::span<const int32_t> tokens);
+  absl::Status Embed(std::span<const int32_t> tokens);
+  void NameLayers();
+  absl::StatusOr<std::unique_ptr<DecoderModel>> LoadLayer(int32_t layer);
+  // Runs every window through `model` from the residual stream of before.
+  absl::Status RunWindows(const DecoderModel& model);
+  absl::Status AdvanceTo(int32_t layer);
+  absl::Status Collect(const Stage& stage);
+
+  const Checkpoint& checkpoint_;
+  const ModelCalibrationOptions options_;
+  ModelConfig config_;        // of the whole model
+  ModelConfig layer_config_;  // of a model of one layer
+  std::vector<float> rope_table_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<ObservedBackend> observed_;
+  std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<Activations> activations_;
+  std::unique_ptr<BatchInput> batch_;
+  int64_t context_ = 0;
+  int64_t num_windows_ = 0;
+  int64_t row_bytes_ = 0;
+  std::vector<uint8_t> residual_;  // [tokens, hidden] before layer current_layer_
+  int32_t current_layer_ = 0;
+  std::vector<std::string> layer_names_;
+  std::map<std::string, Stage> stages_;
+  std::map<std::string, std::vector<float>> quantized_;  // of the current layer
+  Hessian hessian_;
+  Stage collected_{-1, -1};
+};
+
+}  // namespace flashquant

@@ -1,0 +1,69 @@
+#include "engine/quantize/observed_backend.h"
+
+#include "kernels/base/bfloat16.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/status_macros.h"
+
+namespace flashquant {
+
+absl::Status ObservedBackend::ReadActivations(const void* device, int64_t count,
+                                              std::vector<float>* out) {
+  out->resize(static_cast<size_t>(count));
+  if (info().activation_dtype == DType::kF32) {
+    FQ_RETURN_IF_ERROR(
+        CopyToHost(out->data(), device, count * static_cast<int64_t>(sizeof(float))));
+    return Synchronize();
+  }
+  if (info().activation_dtype != DType::kBF16) {
+    return UnimplementedError("calibration: activations of type {}",
+                              DTypeName(info().activation_dtype));
+  }
+  std::vector<BFloat16> rounded(out->size());
+  FQ_RETURN_IF_ERROR(
+      CopyToHost(rounded.data(), device, count * static_cast<int64_t>(sizeof(BFloat16))));
+  FQ_RETURN_IF_ERROR(Synchronize());
+  for (size_t i = 0; i < rounded.size(); ++i) (*out)[i] = ToFloat(rounded[i]);
+  return absl::OkStatus();
+}
+
+absl::Status ObservedBackend::Embedding(const EmbeddingParams& params) {
+  skip_ = false;
+  if (embeddings_ == nullptr) return inner_->Embedding(params);
+  return CopyToDevice(params.out, embeddings_,
+                      params.num_tokens * params.table->k() * DTypeBytes(info().activation_dtype));
+}
+
+absl::Status ObservedBackend::Linear(const LinearParams& params) {
+  if (skip_) return absl::OkStatus();
+  if (params.weight != observed_ || observed_ == nullptr) return inner_->Linear(params);
+  skip_ = true;
+  FQ_RETURN_IF_ERROR(ReadActivations(params.x, params.num_rows * params.weight->k(), &inputs_));
+  observer_(inputs_);
+  return absl::OkStatus();
+}
+
+absl::Status ObservedBackend::RmsNorm(const RmsNormParams& params) {
+  return skip_ ? absl::OkStatus() : inner_->RmsNorm(params);
+}
+
+absl::Status ObservedBackend::RopeAndKvWrite(const RopeAndKvWriteParams& params) {
+  return skip_ ? absl::OkStatus() : inner_->RopeAndKvWrite(params);
+}
+
+absl::Status ObservedBackend::PagedAttention(const PagedAttentionParams& params) {
+  return skip_ ? absl::OkStatus() : inner_->PagedAttention(params);
+}
+
+absl::Status ObservedBackend::SiluAndMul(const SiluAndMulParams& params) {
+  return skip_ ? absl::OkStatus() : inner_->SiluAndMul(params);
+}
+
+absl::Status ObservedBackend::GatherRows(const GatherRowsParams& params) {
+  return skip_ ? absl::OkStatus() : inner_->GatherRows(params);
+}
+
+absl::Status ObservedBackend::SampleTokens(const SampleTokensParams& params) {
+  return skip_ ? absl::OkStatus() : inner_->SampleTokens(params);
+}
+
+}  // namespace flashquant

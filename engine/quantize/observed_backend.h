@@ -1,0 +1,73 @@
+// ObservedBackend: a backend that runs a model's forward pass as another one does, but feeds stored
+// rows in place of the embedding and shows the inputs of one linear layer. With it the calibration
+// uses DecoderModel itself instead of a copy of it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace flashquant {
+
+class ObservedBackend final : public Backend {
+ public:
+  // `inner` outlives the object and everything made through it.
+  explicit ObservedBackend(Backend* inner) : inner_(inner) {}
+
+  // Rows [num_tokens, hidden] of the activation type that the next forward passes start from, in
+  // host memory; null: what the embedding gives.
+  void SetEmbeddings(const void* rows) { embeddings_ = rows; }
+  // Told the inputs [num_rows, k] of `weight` at each pass. What follows in the pass is left out,
+  // up to the next embedding. null: nothing is shown, all is run.
+  using Observer = std::function<void(std::span<const float> inputs)>;
+  void Observe(const LinearWeight* weight, Observer observer) {
+    observed_ = weight;
+    observer_ = std::move(observer);
+  }
+  // Copies activations to the host as float.
+  absl::Status ReadActivations(const void* device, int64_t count, std::vector<float>* out);
+
+  BackendInfo info() const override { return inner_->info(); }
+  absl::StatusOr<DeviceBuffer> Allocate(int64_t num_bytes) override {
+    return inner_->Allocate(num_bytes);
+  }
+  absl::Status CopyToDevice(void* device, const void* host, int64_t num_bytes) override {
+    return inner_->CopyToDevice(device, host, num_bytes);
+  }
+  absl::Status CopyToHost(void* host, const void* device, int64_t num_bytes) override {
+    return inner_->CopyToHost(host, device, num_bytes);
+  }
+  absl::Status Synchronize() override { return inner_->Synchronize(); }
+  absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(
+      std::span<const LinearPart> parts) override {
+    return inner_->PackLinear(parts);
+  }
+  absl::Status Embedding(const EmbeddingParams& params) override;
+  absl::Status RmsNorm(const RmsNormParams& params) override;
+  absl::Status Linear(const LinearParams& params) override;
+  absl::Status RopeAndKvWrite(const RopeAndKvWriteParams& params) override;
+  absl::Status PagedAttention(const PagedAttentionParams& params) override;
+  absl::Status SiluAndMul(const SiluAndMulParams& params) override;
+  absl::Status GatherRows(const GatherRowsParams& params) override;
+  absl::Status SampleTokens(const SampleTokensParams& params) override;
+  absl::Status PlanAttention(const AttentionBatch& host_batch) override {
+    return inner_->PlanAttention(host_batch);
+  }
+
+ protected:
+  // Buffers are freed through the backend that made them, which is never this one.
+  void Free(void*, int64_t) override {}
+
+ private:
+  Backend* const inner_;
+  const void* embeddings_ = nullptr;
+  const LinearWeight* observed_ = nullptr;
+  Observer observer_;
+  bool skip_ = false;  // the observed layer has been seen in this pass
+  std::vector<float> inputs_;
+};
+
+}  // namespace flashquant
