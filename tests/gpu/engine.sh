@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# The CUDA backend on this machine's GPU:  tests/gpu/engine.sh [--prebuilt DIR]
+#   every op against the oracle, whole models against the reference and the CPU backend, memcheck on
+#   small cases, one prompt and a served load on the demo model. One line a check; logs in the build
+#   folder.
+# --prebuilt DIR: uses the programs in DIR (shared libraries in DIR/lib, logs to DIR/logs).
+# FQ_TEST_DATA: folder with models/story-22m, default ../shared. Exit code 0 only when all passed.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+parity="linear attention pointwise sample"
+if [[ "${1:-}" == "--prebuilt" ]]; then
+  build="$2"
+  tests="$2"
+  export LD_LIBRARY_PATH="$2/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+else
+  build=build/cuda-dev
+  tests="$build/tests/parity"
+  cmake --preset cuda-dev
+  targets=(flashquant model_parity_test)
+  for op in $parity; do targets+=("${op}_parity_test"); done
+  cmake --build --preset cuda-dev --target "${targets[@]}"
+fi
+logs="$build/logs"
+mkdir -p "$logs"
+failed=0
+
+# check NAME COMMAND...: runs it with its output in a log; prints one line, and the log's end if it failed.
+check() {
+  local name="$1" begin="$SECONDS"
+  shift
+  if "$@" >"$logs/$name.log" 2>&1; then
+    echo "ok      $name ($((SECONDS - begin)) s)"
+  else
+    failed=1
+    echo "FAILED  $name ($((SECONDS - begin)) s)"
+    grep -E "Failure|FAILED|expected|ERROR|flashquant:" "$logs/$name.log" | head -n 25 || tail -n 25 "$logs/$name.log"
+  fi
+}
+
+if ! "$tests/pointwise_parity_test" --gtest_list_tests | grep -q cuda; then
+  echo "FAILED  no CUDA device that this build can use" >&2
+  exit 1
+fi
+for op in $parity; do
+  check "${op}_parity" "$tests/${op}_parity_test" --gtest_filter='*cuda'
+done
+check model_parity "$tests/model_parity_test"
+if command -v compute-sanitizer >/dev/null; then
+  check memcheck_attention timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 \
+    "$tests/attention_parity_test" --gtest_filter='*HeadSharing*cuda:*DecodeAfter*cuda:*ManyHeads*cuda'
+  check memcheck_sample timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 \
+    "$tests/sample_parity_test" --gtest_filter='*BannedIds*cuda:*NonFinite*cuda:*BanningTheWhole*cuda'
+else
+  echo "skipped memcheck: compute-sanitizer not found"
+fi
+if [[ ! -x "$build/flashquant" ]]; then
+  echo "skipped program: $build/flashquant not there"
+  exit "$failed"
+fi
+
+check complete "$build/flashquant" complete --backend cuda --model deploy/demo-model --temperature 0 \
+  --max-tokens 200 --ignore-eos --prompt "Once upon a time"
+tail -n 1 "$logs/complete.log"
+# A server on the GPU, 32 clients at once, a metrics page, an orderly end.
+serve() {
+  local target=127.0.0.1:50551 server status=0 clients=()
+  "$build/flashquant" serve --backend cuda --model deploy/demo-model --listen "$target" \
+    --metrics-listen 127.0.0.1:9564 --run-ahead >"$logs/server.log" 2>&1 &
+  server="$!"
+  for _ in $(seq 100); do
+    "$build/flashquant" health --target "$target" >/dev/null 2>&1 && break
+    sleep 0.2
+  done
+  for i in $(seq 32); do
+    "$build/flashquant" generate --target "$target" --temperature 0.8 --seed "$i" --max-tokens 100 \
+      --prompt "Once upon a time" &
+    clients+=("$!")
+  done
+  for client in "${clients[@]}"; do wait "$client" || status=1; done
+  kill -TERM "$server"
+  wait "$server" || status=1
+  return "$status"
+}
+check serve serve
+tail -n 3 "$logs/server.log"
+exit "$failed"
