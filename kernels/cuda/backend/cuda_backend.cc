@@ -71,8 +71,11 @@ absl::StatusOr<DeviceBuffer> CudaBackend::Allocate(int64_t num_bytes) {
   return buffer;
 }
 
-// cudaFree waits for the device, so nothing in flight reads freed memory.
-void CudaBackend::Free(void* data, int64_t /*num_bytes*/) { cudaFree(data); }
+// Nothing in flight may read freed memory.
+void CudaBackend::Free(void* data, int64_t /*num_bytes*/) {
+  cudaStreamSynchronize(stream_);
+  cudaFree(data);
+}
 
 absl::Status CudaBackend::CopyToDevice(void* device, const void* host, int64_t num_bytes) {
   return uploads_->Copy(device, host, num_bytes);

@@ -17,6 +17,10 @@ absl::StatusOr<std::unique_ptr<DenseLinear>> DenseLinear::Create(Backend* backen
   std::unique_ptr<DenseLinear> linear(new DenseLinear(stream));
   FQ_RETURN_IF_ERROR(ToStatus(cublasCreate(&linear->handle_), "cuBLAS handle"));
   FQ_RETURN_IF_ERROR(ToStatus(cublasSetStream(linear->handle_, stream), "cuBLAS stream"));
+  // Sums of split products stay FP32 too.
+  FQ_RETURN_IF_ERROR(
+      ToStatus(cublasSetMathMode(linear->handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION),
+               "cuBLAS mode"));
   FQ_ASSIGN_OR_RETURN(linear->workspace_, backend->Allocate(kWorkspaceBytes));
   FQ_RETURN_IF_ERROR(
       ToStatus(cublasSetWorkspace(linear->handle_, linear->workspace_.data(), kWorkspaceBytes),
