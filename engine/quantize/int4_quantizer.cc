@@ -8,8 +8,8 @@
 #include <functional>
 #include <limits>
 
-#include "engine/quantize/approximate_curve.h"
 #include "engine/quantize/multiversion.h"
+#include "engine/quantize/sorted_group.h"
 
 namespace flashquant {
 namespace {
@@ -58,17 +58,15 @@ struct GroupShape {
   int num_nonzero = 0;
 };
 
-GroupShape ShapeOf(std::span<const float> weights, int max_outliers, std::vector<float>* sorted) {
-  sorted->assign(weights.begin(), weights.end());
-  std::sort(sorted->begin(), sorted->end());
-  const size_t count = sorted->size();
+GroupShape ShapeOf(const SortedGroup& group, int max_outliers) {
+  const size_t count = group.size();
   const size_t cut = std::min(static_cast<size_t>(max_outliers), (count - 1) / 2);
   GroupShape shape;
-  shape.low = std::min(sorted->front(), 0.0f);
-  shape.high = std::max(sorted->back(), 0.0f);
-  shape.inner_low = std::min((*sorted)[cut], 0.0f);
-  shape.inner_high = std::max((*sorted)[count - 1 - cut], 0.0f);
-  for (float weight : *sorted) shape.num_nonzero += IsZeroInBFloat16(weight) ? 0 : 1;
+  shape.low = std::min(group.value(0), 0.0f);
+  shape.high = std::max(group.value(count - 1), 0.0f);
+  shape.inner_low = std::min(group.value(cut), 0.0f);
+  shape.inner_high = std::max(group.value(count - 1 - cut), 0.0f);
+  for (size_t i = 0; i < count; ++i) shape.num_nonzero += IsZeroInBFloat16(group.value(i)) ? 0 : 1;
   return shape;
 }
 
@@ -98,6 +96,10 @@ FQ_MULTIVERSION void SquaredErrors(std::span<const float> weights, GroupParams p
   }
 }
 
+GroupQuantizer::GroupQuantizer(bool symmetric)
+    : symmetric_(symmetric), sorted_(std::make_unique<SortedGroup>()) {}
+GroupQuantizer::~GroupQuantizer() = default;
+
 void GroupQuantizer::Measure(std::span<const float> weights, GroupParams params) {
   squared_.resize(weights.size());
   SquaredErrors(weights, params, squared_);
@@ -105,9 +107,10 @@ void GroupQuantizer::Measure(std::span<const float> weights, GroupParams params)
 }
 
 void GroupQuantizer::AddExactCurve(std::span<const float> weights, GroupParams candidate,
-                                   std::span<double> errors, std::span<GroupParams> params) {
+                                   size_t last, std::span<double> errors,
+                                   std::span<GroupParams> params) {
   const size_t count = weights.size();
-  const size_t most = std::min(errors.size() - 1, count);
+  const size_t most = std::min(last, count);
   Measure(weights, candidate);
   if (most < count) {
     std::nth_element(squared_.begin(), squared_.begin() + static_cast<std::ptrdiff_t>(most),
@@ -127,34 +130,54 @@ void GroupQuantizer::AddExactCurve(std::span<const float> weights, GroupParams c
   }
 }
 
-bool GroupQuantizer::TryCandidate(std::span<const float> weights, GroupParams candidate) {
-  Measure(weights, candidate);
-  const ErrorSums sums = SumErrors(squared_, ToFloat(candidate.scale));
-  if (!MayImprove(sums, approximate_)) return false;
-  return ApproximateCurve(squared_, sums, candidate, &outside_, approximate_, candidates_);
+bool GroupQuantizer::TryCandidate(GroupParams candidate) {
+  // With many more clipped than may be left out, a wider scale is better.
+  if (!sorted_->Judge(candidate, approximate_.size() + sorted_->size() / 8)) return false;
+  const std::span<const float> outside = sorted_->outside();
+  bool improved = false;
+  const auto offer = [&](size_t left_out, float error) {
+    if (!(error < approximate_[left_out])) return;
+    approximate_[left_out] = error;
+    candidates_[left_out] = candidate;
+    improved = true;
+  };
+  float error = sorted_->inside();
+  for (size_t j = outside.size();; --j) {
+    if (j < approximate_.size()) offer(j, error);
+    if (j == 0) break;
+    error += outside[j - 1];
+  }
+  error = sorted_->inside();
+  for (size_t j = outside.size() + 1; j < approximate_.size(); ++j) {
+    error = std::max(error - sorted_->EstimateInside(j - 1 - outside.size()), 0.0f);
+    offer(j, error);
+  }
+  return improved;
 }
 
-void GroupQuantizer::SearchZeroPoints(std::span<const float> weights, GroupParams candidate,
-                                      float inner_ends, float ends) {
+void GroupQuantizer::SearchZeroPoints(GroupParams candidate, float inner_ends, float ends) {
   if (symmetric_) {
     candidate.zero = 8;
-    TryCandidate(weights, candidate);
+    TryCandidate(candidate);
     return;
   }
-  // From two middles outwards, until three in a row help for no number of outliers.
-  constexpr int kPatience = 3;
+  // Between the two middles and beyond them, until two in a row help for no number of outliers.
+  constexpr int kPatience = 2;
   const float scale = ToFloat(candidate.scale);
-  uint32_t tried = 0;
-  for (const int start : {ZeroFor(0.5f * inner_ends, scale), ZeroFor(0.5f * ends, scale)}) {
-    for (const int direction : {1, -1}) {
-      int useless = 0;
-      for (int zero = direction > 0 ? start : start - 1;
-           zero >= 0 && zero <= 15 && useless < kPatience; zero += direction) {
-        if ((tried >> zero & 1u) != 0) break;
-        tried |= 1u << zero;
-        candidate.zero = static_cast<uint8_t>(zero);
-        useless = TryCandidate(weights, candidate) ? 0 : useless + 1;
-      }
+  const int inner = ZeroFor(0.5f * inner_ends, scale);
+  const int outer = ZeroFor(0.5f * ends, scale);
+  const int first = std::min(inner, outer);
+  const int last = std::max(inner, outer);
+  for (int zero = first; zero <= last; ++zero) {
+    candidate.zero = static_cast<uint8_t>(zero);
+    TryCandidate(candidate);
+  }
+  for (const int direction : {1, -1}) {
+    int useless = 0;
+    for (int zero = direction > 0 ? last + 1 : first - 1;
+         zero >= 0 && zero <= 15 && useless < kPatience; zero += direction) {
+      candidate.zero = static_cast<uint8_t>(zero);
+      useless = TryCandidate(candidate) ? 0 : useless + 1;
     }
   }
 }
@@ -167,9 +190,9 @@ void GroupQuantizer::ErrorCurve(std::span<const float> weights, std::span<double
     errors[0] = 0;
     return;
   }
-  squared_.resize(weights.size());
+  sorted_->Load(weights, importance_);
   const int max_outliers = static_cast<int>(errors.size()) - 1;
-  const GroupShape shape = ShapeOf(weights, max_outliers, &sorted_);
+  const GroupShape shape = ShapeOf(*sorted_, max_outliers);
   if (shape.num_nonzero == 0 || std::max(-shape.low, shape.high) < kTinyWeight) {
     errors[0] = Error(weights, params[0], 0);  // scale 0: every code is the zero point
     return;
@@ -188,7 +211,7 @@ void GroupQuantizer::ErrorCurve(std::span<const float> weights, std::span<double
       std::max({below * static_cast<double>(narrow), most * 0.01, static_cast<double>(kMinScale)});
   const double ratio =
       std::max(kScaleStep, std::pow(most / std::min(least, most), 1.0 / kMaxScales));
-  approximate_.assign(errors.size(), std::numeric_limits<double>::infinity());
+  approximate_.assign(errors.size(), std::numeric_limits<float>::infinity());
   candidates_.assign(errors.size(), GroupParams{});
   uint16_t previous = 0;
   for (double scale = most; scale >= least * 0.999; scale /= ratio) {
@@ -196,14 +219,22 @@ void GroupQuantizer::ErrorCurve(std::span<const float> weights, std::span<double
     candidate.scale = ToBFloat16(static_cast<float>(scale));
     if (candidate.scale.bits == previous) continue;
     previous = candidate.scale.bits;
-    SearchZeroPoints(weights, candidate, shape.inner_low + shape.inner_high,
-                     shape.low + shape.high);
+    SearchZeroPoints(candidate, shape.inner_low + shape.inner_high, shape.low + shape.high);
   }
-  // What is reported is exact.
-  for (size_t j = 0; j < candidates_.size(); ++j) {
-    if (std::isfinite(approximate_[j]) && (j == 0 || candidates_[j] != candidates_[j - 1])) {
-      AddExactCurve(weights, candidates_[j], errors, params);
+  // What is reported is exact. A candidate is looked at a little beyond where it seems best.
+  constexpr size_t kBeyond = 2;
+  for (size_t j = 0; j < candidates_.size();) {
+    size_t end = j + 1;
+    while (end < candidates_.size() && candidates_[end] == candidates_[j]) ++end;
+    if (std::isfinite(approximate_[j])) {
+      AddExactCurve(weights, candidates_[j], std::min(end + kBeyond, errors.size()) - 1, errors,
+                    params);
     }
+    j = end;
+  }
+  // Leaving out one more never costs anything.
+  for (size_t j = 1; j < errors.size(); ++j) {
+    if (errors[j] > errors[j - 1]) AddExactCurve(weights, params[j - 1], j, errors, params);
   }
   for (size_t j = static_cast<size_t>(shape.num_nonzero) + 1; j < errors.size(); ++j) {
     errors[j] = std::numeric_limits<double>::infinity();
@@ -220,64 +251,71 @@ double GroupQuantizer::Error(std::span<const float> weights, GroupParams params,
   return SumOf(std::span<const float>(squared_).subspan(left_out));
 }
 
+void GroupQuantizer::Compare(GroupParams candidate, int num_outliers, float* best,
+                             GroupParams* params) {
+  if (ToFloat(candidate.scale) < kMinScale) return;
+  if (!sorted_->Judge(candidate, sorted_->size())) return;
+  const float error = sorted_->ErrorWithout(static_cast<size_t>(num_outliers));
+  if (!(error < *best)) return;
+  *best = error;
+  *params = candidate;
+}
+
+// Least squares for the codes that this and the neighbouring zero points give at the present scale.
+void GroupQuantizer::FitScales(std::span<const float> weights, int num_outliers, float* best,
+                               GroupParams* params) {
+  const GroupParams start = *params;
+  LargestErrors(weights, start, num_outliers, &order_);
+  kept_.assign(weights.begin(), weights.end());
+  for (int32_t index : order_) kept_[static_cast<size_t>(index)] = 0;
+  const float inverse = 1.0f / ToFloat(start.scale);
+  for (int shift = -1; shift <= 1; ++shift) {
+    const int zero = static_cast<int>(start.zero) + shift;
+    if (zero < 0 || zero > 15 || (symmetric_ && shift != 0)) continue;
+    double weight_level = 0;
+    double level_level = 0;
+    const float shifted = static_cast<float>(zero);
+    for (size_t i = 0; i < kept_.size(); ++i) {
+      const double level = static_cast<double>(CodeOf(kept_[i], inverse, shifted) - shifted);
+      const double importance = importance_.empty() ? 1.0 : static_cast<double>(importance_[i]);
+      weight_level += importance * static_cast<double>(kept_[i]) * level;
+      level_level += importance * level * level;
+    }
+    if (!(level_level > 0 && weight_level > 0)) continue;
+    const BFloat16 fitted =
+        ToBFloat16(std::max(static_cast<float>(weight_level / level_level), kMinScale));
+    for (int step = -1; step <= 1; ++step) {
+      Compare({NextScale(fitted, step), static_cast<uint8_t>(zero)}, num_outliers, best, params);
+    }
+  }
+}
+
 double GroupQuantizer::Refine(std::span<const float> weights, int num_outliers,
                               GroupParams* params) {
-  double best = Error(weights, *params, num_outliers);
-  if (ToFloat(params->scale) == 0) return best;
+  const double before = Error(weights, *params, num_outliers);
+  if (ToFloat(params->scale) == 0 || weights.empty()) return before;
   const GroupParams given = *params;
+  sorted_->Load(weights, importance_);
+  sorted_->Judge(given, sorted_->size());
+  float best = sorted_->ErrorWithout(static_cast<size_t>(num_outliers));
   for (int shift = -1; shift <= 1; ++shift) {
     const int zero = given.zero + shift;
     if (zero < 0 || zero > 15 || (symmetric_ && shift != 0)) continue;
     for (int step = -kSweepSteps; step <= kSweepSteps; ++step) {
-      const GroupParams candidate{NextScale(given.scale, step), static_cast<uint8_t>(zero)};
-      if (ToFloat(candidate.scale) < kMinScale) continue;
-      const double error = Error(weights, candidate, num_outliers);
-      if (error < best) {
-        best = error;
-        *params = candidate;
-      }
+      Compare({NextScale(given.scale, step), static_cast<uint8_t>(zero)}, num_outliers, &best,
+              params);
     }
   }
   constexpr int kMaxRounds = 6;
   for (int round = 0; round < kMaxRounds; ++round) {
     const GroupParams start = *params;
-    LargestErrors(weights, start, num_outliers, &order_);
-    std::vector<float>& kept = sorted_;
-    kept.assign(weights.begin(), weights.end());
-    for (int32_t index : order_) kept[static_cast<size_t>(index)] = 0;
-    for (int shift = -1; shift <= 1; ++shift) {
-      const int zero = static_cast<int>(start.zero) + shift;
-      if (zero < 0 || zero > 15 || (symmetric_ && shift != 0)) continue;
-      // Least squares for the codes that this zero point gives at the present scale.
-      double weight_level = 0;
-      double level_level = 0;
-      const float inverse = 1.0f / ToFloat(start.scale);
-      for (size_t i = 0; i < kept.size(); ++i) {
-        const float shifted = static_cast<float>(zero);
-        const double level = static_cast<double>(CodeOf(kept[i], inverse, shifted) - shifted);
-        const double importance = importance_.empty() ? 1.0 : static_cast<double>(importance_[i]);
-        weight_level += importance * static_cast<double>(kept[i]) * level;
-        level_level += importance * level * level;
-      }
-      const BFloat16 fitted =
-          level_level > 0 && weight_level > 0
-              ? ToBFloat16(std::max(static_cast<float>(weight_level / level_level), kMinScale))
-              : start.scale;
-      for (const BFloat16 centre : {fitted, start.scale}) {
-        for (int step = -1; step <= 1; ++step) {
-          const GroupParams candidate{NextScale(centre, step), static_cast<uint8_t>(zero)};
-          if (ToFloat(candidate.scale) < kMinScale) continue;
-          const double error = Error(weights, candidate, num_outliers);
-          if (error < best) {
-            best = error;
-            *params = candidate;
-          }
-        }
-      }
-    }
+    FitScales(weights, num_outliers, &best, params);
     if (*params == start) break;
   }
-  return best;
+  const double after = Error(weights, *params, num_outliers);
+  if (after <= before) return after;
+  *params = given;  // the sums in float were not exact enough
+  return before;
 }
 
 GroupParams GroupQuantizer::Fit(std::span<const float> weights) {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -31,10 +32,13 @@ inline constexpr float kMaxWeightMagnitude = 1e15f;
 // A group whose weights are all below this is stored as zeros (scale 0).
 inline constexpr float kTinyWeight = 0x1p-40f;
 
+class SortedGroup;
+
 class GroupQuantizer final {
  public:
   // symmetric: the zero point is always 8. An object holds scratch memory: one per thread.
-  explicit GroupQuantizer(bool symmetric) : symmetric_(symmetric) {}
+  explicit GroupQuantizer(bool symmetric);
+  ~GroupQuantizer();
 
   // From now on the squared error of weight i counts `importance[i]` times (0 .. 1, as many as the
   // weights of the next calls; kept by reference). Empty: all count alike.
@@ -67,21 +71,24 @@ class GroupQuantizer final {
   // squared_ = the errors of `weights`, times their importance.
   void Measure(std::span<const float> weights, GroupParams params);
   // Both update approximate_ and candidates_; the first returns whether it improved anything.
-  bool TryCandidate(std::span<const float> weights, GroupParams candidate);
+  bool TryCandidate(GroupParams candidate);
   // ends: sum of the least and the largest weight, with and without the extremes.
-  void SearchZeroPoints(std::span<const float> weights, GroupParams candidate, float inner_ends,
-                        float ends);
-  // Lowers `errors` to what `candidate` gives, by sorting.
-  void AddExactCurve(std::span<const float> weights, GroupParams candidate,
+  void SearchZeroPoints(GroupParams candidate, float inner_ends, float ends);
+  // Lowers `errors` to what `candidate` gives, up to number `last`, by sorting.
+  void AddExactCurve(std::span<const float> weights, GroupParams candidate, size_t last,
                      std::span<double> errors, std::span<GroupParams> params);
+  // Keeps `candidate` when it is better than *params by SortedGroup's measure.
+  void Compare(GroupParams candidate, int num_outliers, float* best, GroupParams* params);
+  void FitScales(std::span<const float> weights, int num_outliers, float* best,
+                 GroupParams* params);
 
   const bool symmetric_;
   std::span<const float> importance_;
+  std::unique_ptr<SortedGroup> sorted_;
   std::vector<float> squared_;
-  std::vector<float> sorted_;
-  std::vector<float> outside_;
+  std::vector<float> kept_;
   std::vector<int32_t> order_;
-  std::vector<double> approximate_;
+  std::vector<float> approximate_;
   std::vector<GroupParams> candidates_;
 };
 
