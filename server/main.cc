@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
   flashquant::AddInspectCommand(app, &exit_code);
   flashquant::AddTokenizeCommand(app, &exit_code);
   flashquant::AddPerplexityCommand(app, &exit_code);
+  flashquant::AddCompareCommand(app, &exit_code);
   flashquant::AddCompleteCommand(app, &exit_code);
   try {
     app.parse(argc, argv);

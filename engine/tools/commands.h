@@ -11,6 +11,7 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code);
 void AddInspectCommand(CLI::App& app, int* exit_code);
 void AddTokenizeCommand(CLI::App& app, int* exit_code);
 void AddPerplexityCommand(CLI::App& app, int* exit_code);
+void AddCompareCommand(CLI::App& app, int* exit_code);
 void AddCompleteCommand(CLI::App& app, int* exit_code);
 
 }  // namespace flashquant
