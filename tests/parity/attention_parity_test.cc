@@ -179,7 +179,7 @@ class AttentionParityTest : public ParityTest {
   // of values of up to about 5. In BF16 the rotated q and k, the weights and the outputs are
   // rounded: scores are off by about the roundoff, whatever D is.
   double Tolerance() const {
-    return 5.0 * 16.0 * kFloatRoundoff * std::sqrt(shape_.head_dim) + 5.0 * 4.0 * ActRounding(1.0);
+    return 5.0 * 16.0 * kFloatRoundoff * std::sqrt(shape_.head_dim) + 5.0 * 2.0 * ActRounding(1.0);
   }
 
   void ExpectWholeSequences(const Shape& shape, const std::vector<int32_t>& lengths) {

@@ -123,6 +123,16 @@ TEST_P(LinearParityTest, PartsOfDifferentKindsJoinWithTheirBias) {
   for (const int64_t rows : {1, 3, 11}) ExpectParity(parts, rows);
 }
 
+TEST_P(LinearParityTest, JoinedInt4PartsAndManyRows) {
+  RandomLinearOptions gate = Int4(96, 520, 128, 0.02);
+  RandomLinearOptions up = Int4(72, 520, 128, 0.0);
+  up.seed = 2;
+  const RandomLinear gate_layer(gate);
+  const RandomLinear up_layer(up);
+  const std::vector<LinearPart> parts = {gate_layer.part(), up_layer.part()};
+  for (const int64_t rows : {1, 8, 9, 16, 24, 32, 33, 64, 65, 130}) ExpectParity(parts, rows);
+}
+
 TEST_P(LinearParityTest, AFullColumnAndAFullMatrixOfOutliers) {
   ExpectParity(Int4(20, 300, 32, 1.0), 3);
 }
@@ -151,8 +161,8 @@ TEST_P(LinearParityTest, ErrorsAreThoseOfRoundingAsAWhole) {
   const std::vector<float> x = RoundToAct(RandomFloats(8 * 2048, 1.0f, 3));
   const ReferenceProduct expected = MultiplyReference(MakeReferenceLinear({&part, 1}), x, 8);
   const std::unique_ptr<LinearWeight> weight = Pack({&part, 1});
-  // A weight that is rounded to BF16 is off by a third of the roundoff squared, on average.
-  EXPECT_TRUE(NmseBelow(RunLinear(*weight, x), expected.y, acts_are_float() ? 1e-12 : 2e-6));
+  // A weight that is rounded to BF16 is off by less than a third of the roundoff, squared.
+  EXPECT_TRUE(NmseBelow(RunLinear(*weight, x), expected.y, acts_are_float() ? 1e-12 : 5e-6));
 }
 
 FQ_INSTANTIATE_PARITY(LinearParityTest);

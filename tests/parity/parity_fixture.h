@@ -20,7 +20,7 @@
 namespace flashquant {
 
 // Unit roundoff of BFloat16.
-inline constexpr double kBFloat16Roundoff = 0x1p-9;
+inline constexpr double kBFloat16Roundoff = 0x1p-8;
 
 // A backend, and for the CPU the Highway target it is held to.
 struct ParityTarget {
