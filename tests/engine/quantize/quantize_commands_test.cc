@@ -1,12 +1,17 @@
-// flashquant quantize and flashquant inspect through their command lines: exit codes, what they
+// flashquant quantize, inspect and compare through their command lines: exit codes, what they
 // print and what they leave behind.
+#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "engine/model/loaded_model.h"
+#include "engine/model/text_scorer.h"
 #include "engine/tools/commands.h"
 #include "gtest/gtest.h"
 #include "tests/engine/quantize/small_checkpoint.h"
+#include "tests/engine/quantize/tiny_llama.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_data.h"
 
@@ -26,6 +31,7 @@ CommandResult RunCommand(std::vector<std::string> arguments) {
   CommandResult result;
   AddQuantizeCommand(app, &result.exit_code);
   AddInspectCommand(app, &result.exit_code);
+  AddCompareCommand(app, &result.exit_code);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes a vector
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
@@ -83,6 +89,145 @@ TEST(QuantizeCommandTest, ExitCodesTellWhatWasWrong) {
   std::ofstream(dir / "file") << "in the way";
   EXPECT_EQ(RunCommand({"quantize", "--input", in, "--output", dir / "file"}).exit_code, 64);
   EXPECT_EQ(FileBytes(dir / "file"), "in the way");
+}
+
+TEST(QuantizeCommandTest, CalibratedMethodsMakeAModelThatCompares) {
+  const WorkDir dir;
+  CopyTinyLlama(dir / "in");
+  std::ofstream(dir / "text") << TinyText(3000);
+  for (const std::string method : {"gptq", "spqr"}) {
+    const CommandResult result = RunCommand(
+        {"quantize", "--input", dir / "in", "--output", dir / method, "--method", method,
+         "--calibration", dir / "text", "--calibration-skip", "1000", "--calibration-tokens", "600",
+         "--calibration-context", "128", "--threads", "1"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("out error"));
+    const nlohmann::json report =
+        nlohmann::json::parse(FileBytes(dir / (method + "/quantize_report.json")));
+    EXPECT_EQ(report["calibration"], "512 tokens from number 1000 on, windows of 128");
+    EXPECT_EQ(report["method"], method == "gptq" ? "gptq" : "gptq+outliers");
+    EXPECT_EQ(report["total"]["stored_density"] > 0, method == "spqr");
+    EXPECT_LT(report["total"]["relative_output_error"], 0.2);
+  }
+  EXPECT_EQ(RunCommand({"inspect", dir / "spqr", "--verify"}).exit_code, 0);
+  const CommandResult same =
+      RunCommand({"compare", dir / "in", dir / "in", "--text", dir / "text", "--context", "64"});
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+  EXPECT_THAT(same.out, HasSubstr("windows          46 of 64 tokens"));
+  EXPECT_THAT(same.out, HasSubstr("B over A         +0.000%  (95% interval +0.000% to +0.000%)"));
+  EXPECT_THAT(same.out, HasSubstr("KL divergence    0.000000"));
+  EXPECT_THAT(same.out, HasSubstr("top-1 agreement  100.000%"));
+  const CommandResult other = RunCommand({"compare", dir / "in", dir / "spqr", "--text",
+                                          dir / "text", "--context", "64", "--max-windows", "3"});
+  EXPECT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_THAT(other.out, HasSubstr("windows          3 of 64 tokens"));
+  EXPECT_THAT(other.out, testing::Not(HasSubstr("KL divergence    0.000000")));
+}
+
+TEST(QuantizeCommandTest, FlagsOfCalibrationThatContradictEachOtherAreUsageErrors) {
+  const WorkDir dir;
+  CopyTinyLlama(dir / "in");
+  std::ofstream(dir / "text") << TinyText(300);
+  const auto run = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> arguments = {"quantize", "--input", dir / "in", "--output",
+                                          dir / "out"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    return RunCommand(arguments);
+  };
+  const std::string text = dir / "text";
+  EXPECT_EQ(run({"--method", "awq"}).exit_code, 64);
+  EXPECT_THAT(run({"--method", "gptq"}).err, HasSubstr("needs --calibration"));
+  EXPECT_EQ(run({"--method", "spqr"}).exit_code, 64);
+  const auto calibrated = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--calibration", text, "--calibration-context", "64"});
+    return run(flags).exit_code;
+  };
+  EXPECT_EQ(calibrated({"--method", "gptq", "--density", "0.01"}), 64);
+  EXPECT_EQ(calibrated({"--method", "gptq", "--threshold", "0.1"}), 64);
+  EXPECT_EQ(calibrated({"--method", "spqr", "--density", "0"}), 64);
+  EXPECT_EQ(calibrated({"--method", "spqr", "--density", "0.01", "--threshold", "0.1"}), 64);
+  EXPECT_EQ(calibrated({"--method", "spqr", "--threshold", "-1"}), 64);
+  EXPECT_EQ(calibrated({"--method", "spqr", "--damping", "0"}), 64);
+  EXPECT_EQ(calibrated({"--method", "spqr", "--calibration-skip", "290"}), 64);
+  EXPECT_EQ(run({"--method", "gptq", "--calibration", dir / "missing"}).exit_code, 66);
+  std::filesystem::remove(dir / "in/tokenizer.json");
+  EXPECT_EQ(calibrated({"--method", "gptq"}), 66) << "no tokenizer";
+  EXPECT_FALSE(std::filesystem::exists(dir / "out"));
+}
+
+TEST(CompareCommandTest, DivergenceAndAgreementAreThoseOfTheLogits) {
+  const WorkDir dir;
+  CopyTinyLlama(dir / "a");
+  const std::string text = TinyText(200);
+  std::ofstream(dir / "text") << text;
+  ASSERT_EQ(RunCommand({"quantize", "--input", dir / "a", "--output", dir / "b", "--density", "0"})
+                .exit_code,
+            0);
+  constexpr int32_t kContext = 50;
+  std::vector<std::vector<double>> probabilities[2];
+  for (const int which : {0, 1}) {
+    const auto loaded =
+        LoadModel(dir / (which == 0 ? "a" : "b"), kContext, {.kind = "cpu"}, nullptr);
+    FQ_ASSERT_OK(loaded);
+    const auto scorer = TextScorer::Create(loaded->model.get(), loaded->backend.get(), kContext);
+    FQ_ASSERT_OK(scorer);
+    const std::vector<int32_t> tokens = loaded->tokenizer->Encode(text, SpecialText::kPlain);
+    for (size_t first = 0; first + kContext <= tokens.size(); first += kContext) {
+      FQ_ASSERT_OK((*scorer)->VisitLogits(
+          std::span(tokens).subspan(first, kContext), [&](int32_t position, auto logits) {
+            if (position + 1 == kContext) return;
+            std::vector<double> row;
+            double sum = 0;
+            for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+            for (const float logit : logits)
+              row.push_back(std::exp(static_cast<double>(logit)) / sum);
+            probabilities[which].push_back(std::move(row));
+          }));
+    }
+  }
+  double divergence = 0;
+  int agreements = 0;
+  const size_t rows = probabilities[0].size();
+  for (size_t row = 0; row < rows; ++row) {
+    const std::vector<double>& p = probabilities[0][row];
+    const std::vector<double>& q = probabilities[1][row];
+    for (size_t i = 0; i < p.size(); ++i) divergence += p[i] * std::log(p[i] / q[i]);
+    agreements += std::max_element(p.begin(), p.end()) - p.begin() ==
+                  std::max_element(q.begin(), q.end()) - q.begin();
+  }
+  const CommandResult result =
+      RunCommand({"compare", dir / "a", dir / "b", "--text", dir / "text", "--context", "50"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const size_t at = result.out.find("KL divergence");
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_NEAR(std::stod(result.out.substr(at + 13)), divergence / static_cast<double>(rows), 2e-6);
+  EXPECT_THAT(result.out, HasSubstr(fmt::format("top-1 agreement  {:.3f}%",
+                                                100.0 * agreements / static_cast<double>(rows))));
+}
+
+TEST(CompareCommandTest, ModelsThatCannotBeComparedAreRefused) {
+  const WorkDir dir;
+  CopyTinyLlama(dir / "a");
+  CopyTinyLlama(dir / "b");
+  std::ofstream(dir / "text") << TinyText(100);
+  std::ofstream(dir / "b/tokenizer.json") << TinyTokenizerJson({}, {"<s>"}).dump();
+  std::ofstream(dir / "thes") << "the other thing that they thought then";
+  EXPECT_EQ(RunCommand({"compare", dir / "a", dir / "b", "--text", dir / "thes", "--context", "8"})
+                .exit_code,
+            64);
+  EXPECT_EQ(RunCommand({"compare", dir / "a", dir / "a", "--text", dir / "text"}).exit_code, 78);
+  EXPECT_EQ(
+      RunCommand({"compare", dir / "a", dir / "a", "--text", dir / "text", "--context", "128"})
+          .exit_code,
+      64);
+  EXPECT_EQ(
+      RunCommand({"compare", dir / "a", dir / "none", "--text", dir / "text", "--context", "16"})
+          .exit_code,
+      66);
+  std::filesystem::remove(dir / "b/tokenizer.json");
+  EXPECT_EQ(RunCommand({"compare", dir / "a", dir / "b", "--text", dir / "text", "--context", "16"})
+                .exit_code,
+            65);
 }
 
 TEST(InspectCommandTest, ShowsShapesDensityAndTotals) {
