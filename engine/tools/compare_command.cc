@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/base/exit_code.h"
@@ -27,8 +28,8 @@ constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 constexpr int64_t kMaxLogitBytes = int64_t{1} << 32;  // of one window, kept for the comparison
 
 struct CompareOptions {
-  std::string model_a;
-  std::string model_b;
+  std::string reference;
+  std::vector<std::string> models;
   std::string text;
   std::string backend = "auto";
   int32_t threads = 0;
@@ -36,11 +37,18 @@ struct CompareOptions {
   int32_t max_windows = 0;
 };
 
+// Sums over the scored positions of a window.
 struct ComparedWindow {
-  double nll_a = 0;  // sums over the scored positions
+  double nll_a = 0;
   double nll_b = 0;
   double divergence = 0;
   int64_t agreements = 0;
+};
+
+struct ComparedModel {
+  LoadedModel loaded;
+  std::unique_ptr<TextScorer> scorer;
+  std::vector<ComparedWindow> windows;
 };
 
 // In place: logarithms of the softmax, in float around a double sum.
@@ -56,27 +64,33 @@ size_t MostLikely(std::span<const float> values) {
   return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }
 
-absl::StatusOr<ComparedWindow> CompareWindow(TextScorer* scorer_a, TextScorer* scorer_b,
-                                             std::span<const int32_t> tokens, size_t vocab_size,
-                                             std::vector<float>* kept) {
+// Log probabilities [scored positions, V] of the reference for one window.
+absl::Status ScoreReference(ComparedModel* reference, std::span<const int32_t> tokens,
+                            std::vector<float>* kept) {
+  const size_t vocab_size = static_cast<size_t>(reference->loaded.config.vocab_size);
   const size_t scored = tokens.size() - 1;
   kept->resize(scored * vocab_size);
-  FQ_RETURN_IF_ERROR(
-      scorer_a->VisitLogits(tokens, [&](int32_t position, std::span<const float> logits) {
+  return reference->scorer->VisitLogits(
+      tokens, [&](int32_t position, std::span<const float> logits) {
         const size_t row = static_cast<size_t>(position);
         if (row >= scored) return;
         const std::span<float> out = std::span<float>(*kept).subspan(row * vocab_size, vocab_size);
         std::copy(logits.begin(), logits.end(), out.begin());
         ToLogProbabilities(out);
-      }));
+      });
+}
+
+absl::Status ScoreModel(std::span<const float> kept, std::span<const int32_t> tokens,
+                        ComparedModel* model) {
+  const size_t vocab_size = static_cast<size_t>(model->loaded.config.vocab_size);
+  const size_t scored = tokens.size() - 1;
   ComparedWindow window;
   std::vector<float> mine(vocab_size);
   FQ_RETURN_IF_ERROR(
-      scorer_b->VisitLogits(tokens, [&](int32_t position, std::span<const float> logits) {
+      model->scorer->VisitLogits(tokens, [&](int32_t position, std::span<const float> logits) {
         const size_t row = static_cast<size_t>(position);
         if (row >= scored) return;
-        const std::span<const float> theirs =
-            std::span<const float>(*kept).subspan(row * vocab_size, vocab_size);
+        const std::span<const float> theirs = kept.subspan(row * vocab_size, vocab_size);
         mine.assign(logits.begin(), logits.end());
         ToLogProbabilities(mine);
         const size_t next = static_cast<size_t>(tokens[row + 1]);
@@ -88,14 +102,21 @@ absl::StatusOr<ComparedWindow> CompareWindow(TextScorer* scorer_a, TextScorer* s
         }
         if (MostLikely(theirs) == MostLikely(mine)) ++window.agreements;
       }));
-  return window;
+  if (!std::isfinite(window.nll_a) || !std::isfinite(window.nll_b)) {
+    return DataLossError(
+        "{}: the model or the one it is compared with gives values that are not "
+        "finite",
+        model->loaded.path);
+  }
+  model->windows.push_back(window);
+  return absl::OkStatus();
 }
 
-void PrintComparison(const CompareOptions& options, std::span<const ComparedWindow> windows) {
-  const double scored = static_cast<double>(options.context - 1);
-  const double count = static_cast<double>(windows.size());
+// One line of the table.
+void PrintModel(const ComparedModel& model, double scored) {
+  const double count = static_cast<double>(model.windows.size());
   ComparedWindow sum;
-  for (const ComparedWindow& window : windows) {
+  for (const ComparedWindow& window : model.windows) {
     sum.nll_a += window.nll_a;
     sum.nll_b += window.nll_b;
     sum.divergence += window.divergence;
@@ -104,46 +125,51 @@ void PrintComparison(const CompareOptions& options, std::span<const ComparedWind
   const double positions = count * scored;
   const double mean = (sum.nll_b - sum.nll_a) / positions;
   double variance = 0;
-  for (const ComparedWindow& window : windows) {
+  for (const ComparedWindow& window : model.windows) {
     const double off = (window.nll_b - window.nll_a) / scored - mean;
     variance += off * off;
   }
-  constexpr double kTwoSided95 = 1.96;
-  const double half =
-      count > 1 ? kTwoSided95 * std::sqrt(variance / (count - 1) / count) : HUGE_VAL;
-  fmt::print("A                {}\nB                {}\n", options.model_a, options.model_b);
-  fmt::print("windows          {} of {} tokens\n", windows.size(), options.context);
-  fmt::print("perplexity A     {:.5f}\n", std::exp(sum.nll_a / positions));
-  fmt::print("perplexity B     {:.5f}\n", std::exp(sum.nll_b / positions));
-  fmt::print("B over A         {:+.3f}%", 100 * std::expm1(mean));
+  std::string interval = "-";
   if (count > 1) {
-    fmt::print("  (95% interval {:+.3f}% to {:+.3f}%)", 100 * std::expm1(mean - half),
-               100 * std::expm1(mean + half));
+    constexpr double kTwoSided95 = 1.96;
+    const double half = kTwoSided95 * std::sqrt(variance / (count - 1) / count);
+    interval = fmt::format("{:+.3f}% .. {:+.3f}%", 100 * std::expm1(mean - half),
+                           100 * std::expm1(mean + half));
   }
-  fmt::print("\nKL divergence    {:.6f} nats a token\n", std::max(sum.divergence, 0.0) / positions);
-  fmt::print("top-1 agreement  {:.3f}%\n", 100 * static_cast<double>(sum.agreements) / positions);
+  fmt::print("{:>10.5f}  {:>+8.3f}%  {:>22}  {:>9.6f}  {:>7.3f}%  {}\n",
+             std::exp(sum.nll_b / positions), 100 * std::expm1(mean), interval,
+             std::max(sum.divergence, 0.0) / positions,
+             100 * static_cast<double>(sum.agreements) / positions, model.loaded.path);
 }
 
-absl::StatusOr<LoadedModel> LoadFor(const CompareOptions& options, const std::string& path) {
+absl::StatusOr<ComparedModel> LoadFor(const CompareOptions& options, const std::string& path) {
+  ComparedModel model;
   FQ_ASSIGN_OR_RETURN(
-      LoadedModel loaded,
-      LoadModel(path, options.context, {.kind = options.backend, .num_threads = options.threads},
-                nullptr));
-  if (loaded.tokenizer == nullptr) {
+      model.loaded, LoadModel(path, options.context,
+                              {.kind = options.backend, .num_threads = options.threads}, nullptr));
+  if (model.loaded.tokenizer == nullptr) {
     return DataLossError("{}: compare needs a tokenizer (tokenizer.json is missing)", path);
   }
-  return loaded;
+  FQ_ASSIGN_OR_RETURN(
+      model.scorer,
+      TextScorer::Create(model.loaded.model.get(), model.loaded.backend.get(), options.context));
+  return model;
 }
 
 absl::Status RunCompare(const CompareOptions& options) {
   FQ_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.text, kMaxTextBytes));
-  FQ_ASSIGN_OR_RETURN(const LoadedModel a, LoadFor(options, options.model_a));
-  FQ_ASSIGN_OR_RETURN(const LoadedModel b, LoadFor(options, options.model_b));
-  const std::vector<int32_t> tokens = a.tokenizer->Encode(text, SpecialText::kPlain);
-  if (a.config.vocab_size != b.config.vocab_size ||
-      tokens != b.tokenizer->Encode(text, SpecialText::kPlain)) {
-    return InvalidArgumentError("{} and {}: different vocabularies or tokenizers", options.model_a,
-                                options.model_b);
+  FQ_ASSIGN_OR_RETURN(ComparedModel reference, LoadFor(options, options.reference));
+  const std::vector<int32_t> tokens = reference.loaded.tokenizer->Encode(text, SpecialText::kPlain);
+  const int64_t vocab_size = reference.loaded.config.vocab_size;
+  std::vector<ComparedModel> models;
+  for (const std::string& path : options.models) {
+    FQ_ASSIGN_OR_RETURN(ComparedModel model, LoadFor(options, path));
+    if (model.loaded.config.vocab_size != vocab_size ||
+        tokens != model.loaded.tokenizer->Encode(text, SpecialText::kPlain)) {
+      return InvalidArgumentError("{} and {}: different vocabularies or tokenizers",
+                                  options.reference, path);
+    }
+    models.push_back(std::move(model));
   }
   const int64_t context = options.context;
   int64_t num_windows = static_cast<int64_t>(tokens.size()) / context;
@@ -152,30 +178,27 @@ absl::Status RunCompare(const CompareOptions& options) {
                                 options.text, tokens.size(), context);
   }
   if (options.max_windows > 0) num_windows = std::min<int64_t>(num_windows, options.max_windows);
-  const int64_t vocab_size = a.config.vocab_size;
   if (context * vocab_size > kMaxLogitBytes / static_cast<int64_t>(sizeof(float))) {
     return InvalidArgumentError("--context: logits of {} tokens are above {} MiB", context,
                                 kMaxLogitBytes >> 20);
   }
-  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<TextScorer> scorer_a,
-                      TextScorer::Create(a.model.get(), a.backend.get(), options.context));
-  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<TextScorer> scorer_b,
-                      TextScorer::Create(b.model.get(), b.backend.get(), options.context));
-  std::vector<ComparedWindow> windows;
   std::vector<float> kept;
   for (int64_t window = 0; window < num_windows; ++window) {
     const auto part = std::span(tokens).subspan(static_cast<size_t>(window * context),
                                                 static_cast<size_t>(context));
-    FQ_ASSIGN_OR_RETURN(const ComparedWindow compared,
-                        CompareWindow(scorer_a.get(), scorer_b.get(), part,
-                                      static_cast<size_t>(vocab_size), &kept));
-    if (!std::isfinite(compared.nll_a) || !std::isfinite(compared.nll_b)) {
-      return DataLossError("{}: the model gives values that are not finite",
-                           std::isfinite(compared.nll_a) ? options.model_b : options.model_a);
-    }
-    windows.push_back(compared);
+    FQ_RETURN_IF_ERROR(ScoreReference(&reference, part, &kept));
+    for (ComparedModel& model : models) FQ_RETURN_IF_ERROR(ScoreModel(kept, part, &model));
   }
-  PrintComparison(options, windows);
+  const double scored = static_cast<double>(context - 1);
+  double nll_a = 0;
+  for (const ComparedWindow& window : models.front().windows) nll_a += window.nll_a;
+  fmt::print("{} windows of {} tokens\n", num_windows, context);
+  fmt::print("{:>10}  {:>9}  {:>22}  {:>9}  {:>8}\n", "perplexity", "over A", "95% interval",
+             "KL, nats", "top-1");
+  fmt::print("{:>10.5f}  {:>9}  {:>22}  {:>9}  {:>8}  {}\n",
+             std::exp(nll_a / (static_cast<double>(num_windows) * scored)), "-", "-", "-", "-",
+             options.reference);
+  for (const ComparedModel& model : models) PrintModel(model, scored);
   return absl::OkStatus();
 }
 
@@ -184,9 +207,11 @@ absl::Status RunCompare(const CompareOptions& options) {
 void AddCompareCommand(CLI::App& app, int* exit_code) {
   auto options = std::make_shared<CompareOptions>();
   CLI::App* command = app.add_subcommand(
-      "compare", "Perplexity, divergence and agreement of two checkpoints on a text");
-  command->add_option("A", options->model_a, "checkpoint folder to compare with")->required();
-  command->add_option("B", options->model_b, "checkpoint folder to be judged")->required();
+      "compare", "Perplexity, divergence and agreement of checkpoints with another on a text");
+  command->add_option("A", options->reference, "checkpoint folder to compare with")->required();
+  command->add_option("B", options->models, "checkpoint folders to be judged")
+      ->required()
+      ->expected(1, 64);
   command->add_option("--text", options->text, "text file")->required();
   command->add_option("--context", options->context, "tokens per window")
       ->check(CLI::Range(2, 1 << 20))

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -110,18 +111,14 @@ TEST(QuantizeCommandTest, CalibratedMethodsMakeAModelThatCompares) {
     EXPECT_LT(report["total"]["relative_output_error"], 0.2);
   }
   EXPECT_EQ(RunCommand({"inspect", dir / "spqr", "--verify"}).exit_code, 0);
-  const CommandResult same =
-      RunCommand({"compare", dir / "in", dir / "in", "--text", dir / "text", "--context", "64"});
-  EXPECT_EQ(same.exit_code, 0) << same.err;
-  EXPECT_THAT(same.out, HasSubstr("windows          46 of 64 tokens"));
-  EXPECT_THAT(same.out, HasSubstr("B over A         +0.000%  (95% interval +0.000% to +0.000%)"));
-  EXPECT_THAT(same.out, HasSubstr("KL divergence    0.000000"));
-  EXPECT_THAT(same.out, HasSubstr("top-1 agreement  100.000%"));
-  const CommandResult other = RunCommand({"compare", dir / "in", dir / "spqr", "--text",
-                                          dir / "text", "--context", "64", "--max-windows", "3"});
-  EXPECT_EQ(other.exit_code, 0) << other.err;
-  EXPECT_THAT(other.out, HasSubstr("windows          3 of 64 tokens"));
-  EXPECT_THAT(other.out, testing::Not(HasSubstr("KL divergence    0.000000")));
+  const CommandResult result =
+      RunCommand({"compare", dir / "in", dir / "in", dir / "spqr", "--text", dir / "text",
+                  "--context", "64", "--max-windows", "3"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("3 windows of 64 tokens"));
+  EXPECT_THAT(result.out,
+              HasSubstr("  +0.000%      +0.000% .. +0.000%   0.000000  100.000%  " + (dir / "in")));
+  EXPECT_THAT(result.out, HasSubstr("%  " + (dir / "spqr")));
 }
 
 TEST(QuantizeCommandTest, FlagsOfCalibrationThatContradictEachOtherAreUsageErrors) {
@@ -198,11 +195,14 @@ TEST(CompareCommandTest, DivergenceAndAgreementAreThoseOfTheLogits) {
   const CommandResult result =
       RunCommand({"compare", dir / "a", dir / "b", "--text", dir / "text", "--context", "50"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  const size_t at = result.out.find("KL divergence");
-  ASSERT_NE(at, std::string::npos);
-  EXPECT_NEAR(std::stod(result.out.substr(at + 13)), divergence / static_cast<double>(rows), 2e-6);
-  EXPECT_THAT(result.out, HasSubstr(fmt::format("top-1 agreement  {:.3f}%",
-                                                100.0 * agreements / static_cast<double>(rows))));
+  std::istringstream line(result.out.substr(result.out.find('\n', result.out.find(dir / "a"))));
+  std::string perplexity, over, low, dots, high, top_1;
+  double found = 0;
+  line >> perplexity >> over >> low >> dots >> high >> found >> top_1;
+  EXPECT_NEAR(found, divergence / static_cast<double>(rows), 2e-6);
+  EXPECT_EQ(top_1, fmt::format("{:.3f}%", 100.0 * agreements / static_cast<double>(rows)));
+  EXPECT_LE(std::stod(low), std::stod(over));
+  EXPECT_LE(std::stod(over), std::stod(high));
 }
 
 TEST(CompareCommandTest, ModelsThatCannotBeComparedAreRefused) {
