@@ -14,7 +14,7 @@ for arch in ${FQ_GPU_ARCHS:-90}; do
   flags+=("-gencode=arch=compute_${arch},code=sm_${arch}")
 done
 
-common=(kernels/cuda/linear_w4a16/{pack,plan}.cc kernels/cuda/linear_w4a16/launch.cu
+common=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout}.cc kernels/cuda/linear_w4a16/launch.cu
   kernels/cuda/linear_w4a16/instance_m{8,16,32}_{bulk,cp_async}.cu tests/gpu/linear_problem.cc)
 programs=(tests/gpu/linear_w4a16_test.cu tests/gpu/linear_w4a16_bench.cu tests/gpu/cublas_baseline.cc)
 

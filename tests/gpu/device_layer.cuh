@@ -1,4 +1,5 @@
-// Device side of the GPU tests: error check, owning device arrays, a packed layer with its plan.
+// Device side of the GPU tests: error check, owning device arrays, launch parameters of a
+// packed layer.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -62,49 +63,38 @@ class DeviceArray {
   size_t count_ = 0;
 };
 
-// A plan in device memory with the workspace it needs for up to `max_m` rows.
-struct DevicePlan {
-  DevicePlan(const cuda::LinearPlan& plan, int max_m)
-      : units(plan.units),
-        warps(plan.warps),
-        rows(plan.rows),
-        workspace(static_cast<size_t>(cuda::LinearW4A16WorkspaceBytes(plan.num_pieces, max_m)) / 4),
-        num_blocks(plan.num_blocks),
-        num_warps(plan.num_warps),
-        stage_bytes(plan.stage_bytes),
-        slice_chunks(plan.slice_chunks),
-        num_first_slots(plan.num_first_slots) {}
+inline const cuda::DeviceShape& ThisDevice() {
+  static const cuda::DeviceShape shape = [] {
+    cuda::DeviceShape device;
+    FQ_CUDA_OK(cuda::QueryDeviceShape(&device));
+    return device;
+  }();
+  return shape;
+}
 
-  DeviceArray<cuda::Unit> units;
-  DeviceArray<cuda::WarpPlan> warps;
-  DeviceArray<cuda::RowInfo> rows;
+// What launches of a layer need besides its weight, for up to `max_m` rows.
+struct DeviceScratch {
+  DeviceScratch(const cuda::PackedLayout& layout, const cuda::LinearPlan& plan, int max_m)
+      : workspace(static_cast<size_t>(cuda::LinearW4A16WorkspaceBytes(layout, plan, max_m)) / 4 +
+                  4),
+        counters(static_cast<size_t>(layout.num_strips) * cuda::kBlocksPerStrip) {
+    counters.FillBytes(0);
+  }
+
   DeviceArray<float> workspace;
-  int num_blocks;
-  int num_warps;
-  int stage_bytes;
-  int slice_chunks;
-  int num_first_slots;
+  DeviceArray<uint32_t> counters;
 };
 
 // The part of the launch parameters that the layer and the plan decide.
-inline cuda::LinearW4A16Params LayerParams(const cuda::PackedLinear& packed, const uint8_t* records,
-                                           const DevicePlan& plan, uint32_t* counters) {
+inline cuda::LinearW4A16Params LayerParams(const cuda::PackedLayout& layout, const uint8_t* weight,
+                                           const cuda::LinearPlan& plan,
+                                           const DeviceScratch& scratch) {
   cuda::LinearW4A16Params p;
-  p.k = packed.k;
-  p.n = packed.n;
-  p.records = records;
-  p.groups_per_chunk = packed.groups_per_chunk;
-  p.has_zeros = packed.has_zeros;
-  p.stage_bytes = plan.stage_bytes;
-  p.num_warps = plan.num_warps;
-  p.units = plan.units.get();
-  p.warps = plan.warps.get();
-  p.rows = plan.rows.get();
-  p.num_blocks = plan.num_blocks;
-  p.slice_chunks = plan.slice_chunks;
-  p.num_first_slots = plan.num_first_slots;
-  p.workspace = plan.workspace.get();
-  p.counters = counters;
+  p.layout = layout;
+  p.weight = weight;
+  p.plan = plan;
+  p.workspace = scratch.workspace.get();
+  p.counters = scratch.counters.get();
   return p;
 }
 

@@ -1,9 +1,9 @@
 // Times the fused linear kernel against cuBLAS BF16 and against a streaming read of the same bytes,
 // all in one run: cold L2 (copies rotated over more than four times its size), CUDA-graph replay,
 // medians. Stand-alone. cuBLAS is opened at run time; without it its columns are empty.
-// The best of a few slicings, warp counts and copy sizes is reported with its choice.
+// The plan is the planner's; with --sweep the best of many.
 // Options: --shapes KxN,KxN  --m 8,16  --density 0,0.01,0.03  --path bulk|cp_async  --smem KB
-//          --no-pdl  --sweep (more slicings; prints each)
+//          --no-pdl  --sweep  --no-cublas
 #include <cuda_bf16.h>
 #include <dlfcn.h>
 
@@ -39,6 +39,7 @@ struct Options {
   int shared_kb = 0;
   bool programmatic = true;
   bool sweep = false;
+  bool cublas = true;
 };
 
 // Median microseconds per launch of a graph that calls launch(0), launch(1), ... in order.
@@ -116,15 +117,11 @@ double TimeStream(int64_t bytes, int num_sms) {
 
 struct Measured {
   double us = 1e9;
-  int slices = 0;
+  cuda::LinearPlan plan;
   int smem_kb = 0;
-  int blocks = 0;
-  int early = 0;
-  int warps = 16;
-  int unit_chunks = 2;
 };
 
-// The packed layer, its copies, and the best time over the configurations asked for.
+// The packed layer, its copies, and the best time over the plans asked for.
 class Layer {
  public:
   Layer(const Shape& shape, double density, int threads) {
@@ -133,27 +130,24 @@ class Layer {
     spec.n = shape.n;
     spec.density = density;
     const Problem problem = MakeProblem(spec, threads);
-    packed_ = cuda::PackLinear(problem.weight(), problem.outliers(), threads);
-    copies_.emplace_back(packed_.bytes);
+    cuda::PackedLinear packed = cuda::PackLinear(problem.weight(), problem.outliers(), threads);
+    layout_ = packed.layout;
+    copies_.emplace_back(packed.bytes);
     for (int i = 1; i < NumCopies(bytes()); ++i) copies_.push_back(copies_[0].Clone());
-    counters_ =
-        DeviceArray<uint32_t>(static_cast<size_t>(packed_.num_strips) * cuda::kBlocksPerStrip);
-    counters_.FillBytes(0);
   }
 
-  int64_t bytes() const { return static_cast<int64_t>(packed_.bytes.size()); }
+  int64_t bytes() const { return layout_.num_bytes; }
 
-  Measured Time(const Options& options, int m, int num_sms, const uint16_t* x, uint16_t* y) {
+  Measured Time(const Options& options, int m, const uint16_t* x, uint16_t* y) {
     Measured best;
-    for (const Measured& config : Configurations(options, m, num_sms)) {
+    for (const Measured& config : Configurations(options, m)) {
       Measured result = config;
       result.us = TimeOne(options, m, config, x, y);
       if (options.sweep && result.us < 1e8) {
-        std::printf(
-            "  sweep %dx%d m%d slices %d blocks %d smem %d KB early %d warps %d chunks %d: %.2f "
-            "us\n",
-            packed_.k, packed_.n, m, config.slices, config.blocks, config.smem_kb, config.early,
-            config.warps, config.unit_chunks, result.us);
+        std::printf("  sweep %dx%d m%d ranks %d splits %d warps %d%s smem %d KB: %.2f us\n",
+                    layout_.k, layout_.n, m, config.plan.num_ranks, config.plan.num_splits,
+                    config.plan.num_warps, config.plan.cluster_join ? " cluster" : "",
+                    config.smem_kb, result.us);
       }
       if (result.us < best.us) best = result;
     }
@@ -161,28 +155,33 @@ class Layer {
   }
 
  private:
-  std::vector<Measured> Configurations(const Options& options, int m, int num_sms) const {
-    const int batch_blocks = m <= 8 ? 1 : m <= 16 ? 2 : 4;
+  // The planner's choice, or with --sweep many plans.
+  std::vector<Measured> Configurations(const Options& options, int m) const {
+    cuda::DeviceShape device = ThisDevice();
+    if (options.shared_kb != 0) device.shared_bytes = options.shared_kb * 1024;
+    if (options.path == cuda::CopyPath::kCpAsync) device.max_clusters = {};
     std::vector<Measured> configs;
-    const int max_warps = m <= 16 ? 16 : 8;
-    std::vector<int> slices_to_try = {1, 2, 3, 4, 6, 8};
     if (!options.sweep) {
-      slices_to_try.clear();
-      for (int x_kb : {34, 68, 102, 136}) {
-        slices_to_try.push_back(
-            cuda::ChooseNumSlices(packed_, num_sms, batch_blocks, int64_t{x_kb} * 1024));
-      }
-      slices_to_try.erase(std::unique(slices_to_try.begin(), slices_to_try.end()),
-                          slices_to_try.end());
+      configs.push_back(
+          {1e9, cuda::ChooseLinearPlan(layout_, m, device), device.shared_bytes / 1024});
+      return configs;
     }
-    for (int slices : slices_to_try) {
-      for (int warps : {8, 16}) {
-        for (int unit_chunks : {1, 2}) {
-          for (int early : {1, 2}) {
-            if (warps > max_warps) continue;
-            const int kb = options.shared_kb != 0 ? options.shared_kb : 227;
-            configs.push_back({1e9, slices, kb, num_sms, early, warps, unit_chunks});
-          }
+    for (int ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
+      const int clusters =
+          ranks == 1 ? device.num_sms : device.max_clusters[static_cast<size_t>(ranks)];
+      const int most = std::min(layout_.num_strips, clusters);
+      if (ranks > layout_.num_units || most < 1) continue;
+      const int strips = (layout_.num_strips + most - 1) / most;
+      for (int warps : {8, 10, 12, 14, 16}) {
+        if (m > 16 && warps > 12) continue;
+        for (int kb : {113, 227}) {
+          if (kb == 113 && warps > 8) continue;
+          cuda::LinearPlan plan;
+          plan.num_ranks = ranks;
+          plan.num_splits = (layout_.num_strips + strips - 1) / strips;
+          plan.num_warps = warps;
+          plan.cluster_join = ranks > 1;
+          configs.push_back({1e9, plan, kb});
         }
       }
     }
@@ -191,34 +190,32 @@ class Layer {
 
   double TimeOne(const Options& options, int m, const Measured& config, const uint16_t* x,
                  uint16_t* y) {
-    const cuda::LinearPlan plan = cuda::MakeLinearPlan(
-        packed_, {config.blocks, config.slices, config.warps, config.unit_chunks});
-    std::vector<DevicePlan> plans;  // cold too
-    for (size_t i = 0; i < copies_.size(); ++i) plans.emplace_back(plan, m);
+    if (config.plan.num_splits < 1) return 1e9;
+    const DeviceScratch scratch(layout_, config.plan, m);
     auto params = [&](size_t i) {
-      cuda::LinearW4A16Params p = LayerParams(packed_, copies_[i].get(), plans[i], counters_.get());
+      cuda::LinearW4A16Params p = LayerParams(layout_, copies_[i].get(), config.plan, scratch);
       p.x = x;
       p.y = y;
-      p.x_stride = packed_.k;
-      p.y_stride = packed_.n;
+      p.x_stride = layout_.k;
+      p.y_stride = layout_.n;
       p.m = m;
       p.path = options.path;
       p.programmatic_launch = options.programmatic;
       p.shared_bytes_limit = config.smem_kb * 1024;
-      p.workspace = plans[0].workspace.get();
-      p.early_stages = config.early;
       return p;
     };
-    if (cuda::LaunchLinearW4A16(params(0), nullptr) != cudaSuccess) return 1e9;
+    if (cuda::LaunchLinearW4A16(params(0), nullptr) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return 1e9;
+    }
     FQ_CUDA_OK(cudaDeviceSynchronize());
     return TimeGraph(static_cast<int>(copies_.size()), [&](int i, cudaStream_t stream) {
       FQ_CUDA_OK(cuda::LaunchLinearW4A16(params(static_cast<size_t>(i)), stream));
     });
   }
 
-  cuda::PackedLinear packed_;
+  cuda::PackedLayout layout_;
   std::vector<DeviceArray<uint8_t>> copies_;
-  DeviceArray<uint32_t> counters_;
 };
 
 double TimeCublas(CublasBaseline& cublas, const Shape& shape, int m, const uint16_t* x,
@@ -245,6 +242,10 @@ void Run(const Options& options) {
   cudaDeviceProp device = {};
   FQ_CUDA_OK(cudaGetDeviceProperties(&device, 0));
   num_sms = device.multiProcessorCount;
+  for (int ranks = 2; ranks <= cuda::kMaxClusterRanks; ++ranks) {
+    std::printf("clusters of %d: %d; ", ranks,
+                ThisDevice().max_clusters[static_cast<size_t>(ranks)]);
+  }
   std::printf("%s, %d SMs; times in us, cold L2, graph replay, medians of %d\n", device.name,
               num_sms, kReplays);
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -260,7 +261,9 @@ void Run(const Options& options) {
   std::vector<std::vector<double>> cublas_us;
   for (const Shape& shape : options.shapes) {
     std::vector<double> row;
-    for (int m : options.ms) row.push_back(TimeCublas(cublas, shape, m, x.get(), y.get()));
+    for (int m : options.ms) {
+      row.push_back(options.cublas ? TimeCublas(cublas, shape, m, x.get(), y.get()) : 0.0);
+    }
     cublas_us.push_back(row);
   }
   for (size_t s = 0; s < options.shapes.size(); ++s) {
@@ -268,18 +271,18 @@ void Run(const Options& options) {
       Layer layer(options.shapes[s], options.densities[d], threads);
       const double stream = TimeStream(layer.bytes(), num_sms);
       for (size_t i = 0; i < options.ms.size(); ++i) {
-        const Measured best = layer.Time(options, options.ms[i], num_sms, x.get(), y.get());
+        const Measured best = layer.Time(options, options.ms[i], x.get(), y.get());
         const double ratio = cublas_us[s][i] / best.us;
         logs[i * options.densities.size() + d].push_back(std::log(ratio));
         char line[256];
-        std::snprintf(line, sizeof(line),
-                      "%6dx%-6d %3d %5.1f%% | %8.2f %6.0f GB/s %5.1f%% of stream %8.2f | cuBLAS "
-                      "%8.2f %5.2fx | slices %d smem %d early %d warps %d chunks %d",
-                      options.shapes[s].k, options.shapes[s].n, options.ms[i],
-                      options.densities[d] * 100, best.us,
-                      static_cast<double>(layer.bytes()) / best.us * 1e-3, 100 * stream / best.us,
-                      stream, cublas_us[s][i], ratio, best.slices, best.smem_kb, best.early,
-                      best.warps, best.unit_chunks);
+        std::snprintf(
+            line, sizeof(line),
+            "%6dx%-6d %3d %5.1f%% | %8.2f %6.0f GB/s %5.1f%% of stream %8.2f | cuBLAS "
+            "%8.2f %5.2fx | ranks %d%s splits %d warps %d smem %d",
+            options.shapes[s].k, options.shapes[s].n, options.ms[i], options.densities[d] * 100,
+            best.us, static_cast<double>(layer.bytes()) / best.us * 1e-3, 100 * stream / best.us,
+            stream, cublas_us[s][i], ratio, best.plan.num_ranks, best.plan.cluster_join ? "c" : "",
+            best.plan.num_splits, best.plan.num_warps, best.smem_kb);
         std::printf("%s\n", line);
         std::fflush(stdout);
         table.emplace_back(line);
@@ -315,6 +318,10 @@ bool ParseOptions(int argc, char** argv, Options* options) {
     const std::string name = argv[i];
     if (name == "--sweep") {
       options->sweep = true;
+      continue;
+    }
+    if (name == "--no-cublas") {
+      options->cublas = false;
       continue;
     }
     if (name == "--no-pdl") {

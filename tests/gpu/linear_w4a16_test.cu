@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "kernels/cuda/linear_w4a16/shared_layout.h"
 #include "tests/gpu/device_layer.cuh"
 #include "tests/gpu/linear_problem.h"
 
@@ -59,6 +60,15 @@ struct RunOptions {
   int rows_per_pass = 32;
 };
 
+// A plan and what its launches need.
+struct Planned {
+  Planned(const cuda::PackedLayout& layout, const cuda::LinearPlan& p, int max_m)
+      : plan(p), scratch(layout, p, max_m) {}
+
+  cuda::LinearPlan plan;
+  DeviceScratch scratch;
+};
+
 // One problem on the device with its reference for up to 64 rows.
 class Case {
  public:
@@ -67,11 +77,9 @@ class Case {
   explicit Case(const ProblemSpec& spec)
       : problem_(MakeProblem(spec, Threads())),
         packed_(cuda::PackLinear(problem_.weight(), problem_.outliers(), Threads())),
-        records_(packed_.bytes),
-        counters_(static_cast<size_t>(packed_.num_strips) * cuda::kBlocksPerStrip),
+        weight_(packed_.bytes),
         x_stride_(spec.k + 8),
         y_stride_(spec.n + kGuard) {
-    counters_.FillBytes(0);
     Random random(spec.seed + 99);
     std::vector<uint16_t> x(static_cast<size_t>(kMaxM) * static_cast<size_t>(x_stride_), kPoison);
     for (int m = 0; m < kMaxM; ++m) {
@@ -94,15 +102,16 @@ class Case {
   static int Threads() {
     return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }
-  const cuda::PackedLinear& packed() const { return packed_; }
+  const cuda::PackedLayout& layout() const { return packed_.layout; }
   const ProblemSpec& spec() const { return problem_.spec; }
   DeviceArray<uint16_t>& x() { return x_; }
   DeviceArray<uint16_t>& y() { return y_; }
   int x_stride() const { return x_stride_; }
   int y_stride() const { return y_stride_; }
 
-  cuda::LinearW4A16Params Params(const DevicePlan& plan, int m, const RunOptions& options) {
-    cuda::LinearW4A16Params p = LayerParams(packed_, records_.get(), plan, counters_.get());
+  cuda::LinearW4A16Params Params(const Planned& planned, int m, const RunOptions& options) {
+    cuda::LinearW4A16Params p =
+        LayerParams(packed_.layout, weight_.get(), planned.plan, planned.scratch);
     p.x = x_.get();
     p.y = y_.get();
     p.x_stride = x_stride_;
@@ -116,10 +125,10 @@ class Case {
   }
 
   // Runs with poisoned outputs and workspace and checks values, guards and counters.
-  void Verify(DevicePlan& plan, int m, const RunOptions& options, const std::string& what) {
+  void Verify(Planned& plan, int m, const RunOptions& options, const std::string& what) {
     std::vector<uint16_t> poison(y_.count(), kPoison);
     FQ_CUDA_OK(cudaMemcpy(y_.get(), poison.data(), y_.bytes(), cudaMemcpyHostToDevice));
-    plan.workspace.FillBytes(0xff);
+    plan.scratch.workspace.FillBytes(0xff);
     const cudaError_t error = cuda::LaunchLinearW4A16(Params(plan, m, options), nullptr);
     const std::string name = spec().Name() + " m" + std::to_string(m) + " " + what;
     Check(error == cudaSuccess, name + ": " + cudaGetErrorString(error));
@@ -127,7 +136,8 @@ class Case {
     FQ_CUDA_OK(cudaDeviceSynchronize());
     CompareWithReference(m, name);
     bool counters_zero = true;
-    for (uint32_t counter : counters_.ToHost()) counters_zero = counters_zero && counter == 0;
+    for (uint32_t counter : plan.scratch.counters.ToHost())
+      counters_zero = counters_zero && counter == 0;
     Check(counters_zero, name + ": counters not left zero");
   }
 
@@ -162,8 +172,7 @@ class Case {
  private:
   Problem problem_;
   cuda::PackedLinear packed_;
-  DeviceArray<uint8_t> records_;
-  DeviceArray<uint32_t> counters_;
+  DeviceArray<uint8_t> weight_;
   DeviceArray<uint16_t> x_;
   DeviceArray<uint16_t> y_;
   int x_stride_;
@@ -173,28 +182,26 @@ class Case {
 
 double Case::worst_ = 0.0;
 
-int NumSms() {
-  int value = 0;
-  FQ_CUDA_OK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0));
-  return value;
+// The planner's choice for `m` rows on this device, or on one with `shared_kb` and no clusters.
+Planned Choose(const Case& c, int m, int shared_kb = 0) {
+  cuda::DeviceShape device = ThisDevice();
+  if (shared_kb != 0) {
+    device.shared_bytes = shared_kb * 1024;
+    device.max_clusters = {};
+  }
+  const cuda::LinearPlan plan = cuda::ChooseLinearPlan(c.layout(), m, device);
+  Check(plan.num_splits > 0, c.spec().Name() + ": no plan for m " + std::to_string(m));
+  return Planned(c.layout(), plan, Case::kMaxM);
 }
 
-DevicePlan Plan(const Case& c, int num_blocks, int num_slices, int num_warps = 8,
-                int unit_chunks = 1) {
-  return DevicePlan(
-      cuda::MakeLinearPlan(c.packed(), {num_blocks, num_slices, num_warps, unit_chunks}),
-      Case::kMaxM);
-}
-
-// Slices so that 32 rows of activations leave room for the ring, on a card with 99 KB too.
-int Slices(const Case& c, int64_t x_bytes) {
-  return cuda::ChooseNumSlices(c.packed(), NumSms(), 4, x_bytes);
-}
-
-void CheckBothPaths(Case& c, DevicePlan& plan, int m, const std::string& what) {
-  if (plan.num_warps > 8 && m > 16) return;
-  c.Verify(plan, m, {cuda::CopyPath::kAuto, true, 0}, what + " bulk");
-  c.Verify(plan, m, {cuda::CopyPath::kCpAsync, false, 0}, what + " cp.async");
+// Both copy paths, each with its own planner's choice.
+void CheckBothPaths(Case& c, int m, const std::string& what) {
+  Planned bulk = Choose(c, std::min(m, 32));
+  c.Verify(bulk, m, {cuda::CopyPath::kAuto, true, 0, 32}, what + " bulk");
+  Planned small = Choose(c, std::min(m, 16), 99);
+  c.Verify(small, m, {cuda::CopyPath::kCpAsync, false, 99 * 1024, 16}, what + " cp.async 99 KB");
+  Planned large = Choose(c, std::min(m, 32), 160);
+  c.Verify(large, m, {cuda::CopyPath::kCpAsync, false, 160 * 1024, 32}, what + " cp.async 160 KB");
 }
 
 void CheckShapes() {
@@ -209,8 +216,7 @@ void CheckShapes() {
     spec.density = 0.02;
     spec.layout = OutlierLayout::kRaggedRecords;
     Case c(spec);
-    DevicePlan plan = Plan(c, NumSms(), Slices(c, 65536));
-    for (int m : {1, 7, 8, 9, 16, 17, 31, 32, 33, 64}) CheckBothPaths(c, plan, m, "shapes");
+    for (int m : {1, 7, 8, 9, 16, 17, 31, 32, 33, 64}) CheckBothPaths(c, m, "shapes");
   }
 }
 
@@ -226,13 +232,7 @@ void CheckGroupsAndDensities() {
         spec.density = density;
         spec.seed = static_cast<uint64_t>(group + 2) * 10 + static_cast<uint64_t>(zeros);
         Case c(spec);
-        DevicePlan plan = Plan(c, NumSms(), Slices(c, 32768));
-        for (int m : {1, 7, 8, 9, 16, 31, 32, 64}) CheckBothPaths(c, plan, m, "groups");
-        DevicePlan wide = Plan(c, NumSms(), Slices(c, 32768), 16, 2);
-        for (int m : {1, 8, 16}) CheckBothPaths(c, wide, m, "16 warps");
-        DevicePlan small = Plan(c, NumSms(), 6);
-        c.Verify(small, 8, {cuda::CopyPath::kCpAsync, false, 99 * 1024, 16}, "99 KB");
-        c.Verify(small, 32, {cuda::CopyPath::kCpAsync, false, 99 * 1024, 16}, "99 KB");
+        for (int m : {1, 7, 8, 9, 16, 31, 32, 64}) CheckBothPaths(c, m, "groups");
       }
     }
   }
@@ -252,38 +252,62 @@ void CheckLayouts(bool quick) {
       spec.tile_n = tile_n;
       spec.tile_k = tile_n == 128 ? 256 : 64;
       Case c(spec);
-      DevicePlan plan = Plan(c, quick ? 5 : NumSms(), 3);
-      for (int m : {3, 8, 13, 32}) CheckBothPaths(c, plan, m, "layouts");
+      for (int m : {3, 8, 13, 32}) CheckBothPaths(c, m, "layouts");
     }
   }
 }
 
-void CheckPlans() {
+bool FitsDevice(const Case& c, const cuda::LinearPlan& plan, int m) {
+  const int64_t ring = int64_t{plan.num_warps} * cuda::StageBytes(c.layout());
+  return plan.num_warps <= (m <= 16 ? 16 : 12) &&
+         cuda::PlanFixedSharedBytes(c.layout(), plan, m) + ring <= ThisDevice().shared_bytes;
+}
+
+// Any legal plan gives the right sums: cuts inside strips, idle warps, uneven parts.
+void CheckPlans(bool quick) {
   ProblemSpec spec;
-  spec.k = 3584;
-  spec.n = 1536;
+  spec.k = quick ? 1160 : 3584;
+  spec.n = quick ? 200 : 1536;
   spec.density = 0.03;
+  spec.group_size = quick ? -1 : 128;
   Case c(spec);
-  for (int blocks : {1, 2, 7, 50, 132, 133, 264, 1000}) {
-    for (int slices : {2, 3, 7, 28}) {
-      DevicePlan plan = Plan(c, blocks, slices);
-      for (int m : {8, 16})
-        CheckBothPaths(c, plan, m,
-                       "blocks " + std::to_string(blocks) + " slices " + std::to_string(slices));
+  for (int ranks : {1, 2, 3, 4, 5, 8, 14}) {
+    for (int splits : {1, 3, 7, 26, 48}) {
+      for (int warps : {1, 8, 11, 12, 16}) {
+        for (bool cluster : {false, true}) {
+          if (ranks > c.layout().num_units || splits > c.layout().num_strips) continue;
+          if (cluster && (ranks == 1 || ranks > 8)) continue;
+          if (quick && warps % 2 == 0) continue;
+          cuda::LinearPlan plan;
+          plan.num_ranks = ranks;
+          plan.num_splits = splits;
+          plan.num_warps = warps;
+          plan.cluster_join = cluster;
+          Planned planned(c.layout(), plan, Case::kMaxM);
+          for (int m : {8, 16, 32}) {
+            if (!FitsDevice(c, plan, m)) continue;
+            const std::string what = "ranks " + std::to_string(ranks) + " splits " +
+                                     std::to_string(splits) + " warps " + std::to_string(warps) +
+                                     (cluster ? " cluster" : "");
+            c.Verify(planned, m, {cuda::CopyPath::kAuto, true, 0, 32}, what);
+            if (!cluster) c.Verify(planned, m, {cuda::CopyPath::kCpAsync, false, 0, 32}, what);
+          }
+        }
+      }
     }
   }
 }
 
 // 1000 runs back to back with dependent launch give the same bits every time.
-void CheckRepeats(int repeats) {
+void CheckRepeats(int repeats, bool clusters) {
   for (int m : {8, 16, 32}) {
     ProblemSpec spec;
     spec.k = 4096;
     spec.n = 4096;
     spec.density = 0.03;
     Case c(spec);
-    DevicePlan plan = m > 16 ? Plan(c, NumSms(), 4) : Plan(c, NumSms(), 4, 16, 2);
-    cuda::LinearW4A16Params p = c.Params(plan, m, {cuda::CopyPath::kAuto, true, 0});
+    Planned plan = Choose(c, m, clusters ? 0 : 227);
+    cuda::LinearW4A16Params p = c.Params(plan, m, {cuda::CopyPath::kAuto, true, 0, 32});
     FQ_CUDA_OK(cuda::LaunchLinearW4A16(p, nullptr));
     FQ_CUDA_OK(cudaDeviceSynchronize());
     const DeviceArray<uint16_t> first = c.y().Clone();
@@ -307,9 +331,9 @@ void CheckRowIndependence() {
   spec.n = 896;
   spec.density = 0.02;
   Case c(spec);
-  DevicePlan plan = Plan(c, NumSms(), 3);
   for (int m : {8, 16, 32}) {
-    c.Verify(plan, m, {cuda::CopyPath::kAuto, false, 0}, "rows");
+    Planned plan = Choose(c, m);
+    c.Verify(plan, m, {cuda::CopyPath::kAuto, false, 0, 32}, "rows");
     const std::vector<uint16_t> before = c.y().ToHost();
     const DeviceArray<uint16_t> saved = c.x().Clone();
     std::vector<uint16_t> x = c.x().ToHost();
@@ -338,7 +362,7 @@ void CheckRefusals() {
   spec.k = 4096;
   spec.n = 64;
   Case c(spec);
-  DevicePlan plan = Plan(c, NumSms(), 1);
+  Planned plan = Choose(c, 8);
   auto refused = [&](auto&& change, cudaError_t want, const char* what) {
     cuda::LinearW4A16Params p = c.Params(plan, 8, {});
     change(p);
@@ -346,13 +370,14 @@ void CheckRefusals() {
   };
   using Params = cuda::LinearW4A16Params;
   refused([](Params& p) { p.m = 0; }, cudaErrorInvalidValue, "m 0");
-  refused([](Params& p) { p.k = 4097; }, cudaErrorInvalidValue, "k not a multiple of 8");
+  refused([](Params& p) { p.layout.k = 4097; }, cudaErrorInvalidValue, "k not a multiple of 8");
   refused([](Params& p) { p.x_stride = 8; }, cudaErrorInvalidValue, "a short x stride");
   refused([](Params& p) { p.x = static_cast<const char*>(p.x) + 2; }, cudaErrorInvalidValue,
           "a misaligned x");
   refused([](Params& p) { p.y = nullptr; }, cudaErrorInvalidValue, "no y");
-  refused([](Params& p) { p.groups_per_chunk = 3; }, cudaErrorInvalidValue, "3 groups in a chunk");
-  refused([](Params& p) { p.shared_bytes_limit = 49152; }, cudaErrorInvalidConfiguration,
+  refused([](Params& p) { p.layout.groups_per_chunk = 3; }, cudaErrorInvalidValue,
+          "3 groups in a chunk");
+  refused([](Params& p) { p.shared_bytes_limit = 20480; }, cudaErrorInvalidConfiguration,
           "too little shared memory");
   (void)cudaGetLastError();
 }
@@ -360,11 +385,12 @@ void CheckRefusals() {
 int Main(bool quick) {
   const double start = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
   CheckLayouts(quick);
+  CheckPlans(quick);
   if (!quick) {
     CheckShapes();
     CheckGroupsAndDensities();
-    CheckPlans();
-    CheckRepeats(1000);
+    CheckRepeats(1000, true);
+    CheckRepeats(1000, false);
     CheckRowIndependence();
     CheckRefusals();
   }

@@ -1,7 +1,10 @@
-// Brings a block's activations into shared memory in the form that both paths read: K-major, 16
-// bytes (8 batch rows) per feature, so that ldmatrix.trans gives MMA B fragments and one outlier's
-// values are one 16-byte row. Also sums x over each quantization group, which the dense path needs
-// to take the bias of its codes out again.
+// Brings a block's slice of the activations into shared memory in the forms that its paths read:
+//   K-major BF16, 16 bytes (8 batch rows) per feature, so that ldmatrix.trans gives MMA B fragments
+//   and one outlier's values are one 16-byte row (features inside 16 swapped, see XRow);
+//   for the integer path also B fragments of two signed digits: x = scale * (256 * high + low) with
+//   one scale per row and chunk, the largest value of which becomes 32512. A value's error is at
+//   most half a scale, 2^-16 of the row's largest in the chunk.
+// Also sums x over each quantization group where the dense path needs them for zero points.
 #pragma once
 
 #include "kernels/cuda/linear_w4a16/kernel_args.h"
@@ -10,95 +13,160 @@
 namespace flashquant::cuda {
 
 inline constexpr uint32_t kXChunkBytes = kChunkK * 16;
+inline constexpr float kDigitLimit = 32512.0f;  // 127 * 256
 
-// One lane's part of a chunk and batch block: row lane % 8, features (lane / 8) * 8 + 32 i.
-// Zero beyond m and k.
+// Bytes from a chunk's start to the row that lane (matrix, i) = (lane / 8, lane % 8) names in an
+// ldmatrix or stmatrix for two k16 steps: feature 16 * (matrix / 2) + 4 * (i / 2) + 2 * (matrix %
+// 2)
+// + i % 2, as the order of codes in packed_format.h wants it.
+__device__ __forceinline__ uint32_t LaneXRow(int lane) {
+  const int feature = (lane >> 4) * 16 + ((lane & 7) >> 1) * 4 + ((lane >> 3) & 1) * 2 + (lane & 1);
+  return XRow(static_cast<uint32_t>(feature)) * 16;
+}
+
+// One lane's part of a chunk and batch block: of row lane / 4, for each 32 features, 4 * (lane % 4)
+// .. + 3 and 16 more. Zero beyond m and k.
 __device__ __forceinline__ void LoadXChunk(const KernelArgs& args, int chunk, int batch_block,
-                                           int lane, uint4 (&v)[4]) {
-  const int row = batch_block * kRowsPerBatchBlock + (lane & 7);
-  const int k0 = chunk * kChunkK + (lane >> 3) * 8;
+                                           int lane, uint32_t (&v)[4][4]) {
+  const int row = batch_block * kRowsPerBatchBlock + (lane >> 2);
+  const int k0 = chunk * kChunkK + (lane & 3) * 4;
   const __nv_bfloat16* source = args.x + row * args.x_stride + k0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const bool inside = row < args.m && k0 + 32 * i < args.k;
-    v[i] = inside ? __ldg(reinterpret_cast<const uint4*>(source + 32 * i)) : uint4{0, 0, 0, 0};
+  for (int i = 0; i < 8; ++i) {
+    const bool inside = row < args.m && k0 + 16 * i < args.k;
+    const uint2 pair =
+        inside ? __ldg(reinterpret_cast<const uint2*>(source + 16 * i)) : uint2{0, 0};
+    v[i / 2][i % 2 * 2] = pair.x;
+    v[i / 2][i % 2 * 2 + 1] = pair.y;
   }
 }
 
-// Transposes through the destination itself: rows as loaded, ldmatrix.trans, K-major words back.
-template <int kGroups>
-__device__ __forceinline__ void StoreXChunk(const uint4 (&v)[4], uint32_t x_address, float* sums,
-                                            int batch_blocks, int lane) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) StoreShared16(x_address + 512 * i + 16 * lane, v[i]);
-  __syncwarp();
-  uint32_t words[4][4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) LdMatrixX4Trans(words[i], x_address + 512 * i + 16 * lane);
-  __syncwarp();
-  float low = 0.0f;
-  float high = 0.0f;
+// Over the four lanes of a row.
+__device__ __forceinline__ float RowSum(float v) {
+  v += __shfl_xor_sync(0xffffffffu, v, 1);
+  return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+// The largest magnitude in the row's chunk, as BF16 bits; NaN is larger than all.
+__device__ __forceinline__ uint32_t RowMagnitude(const uint32_t (&v)[4][4]) {
+  uint32_t most = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
-    for (int octet = 0; octet < 4; ++octet) {
-      StoreShared4(x_address + 512 * i + 128 * octet + 4 * lane, words[i][octet]);
-      low += LowBf16(words[i][octet]);
-      high += HighBf16(words[i][octet]);
-    }
-    if ((i + 1) % (4 / kGroups) != 0) continue;
+    for (int j = 0; j < 4; ++j) most = __vmaxu2(most, v[i][j] & 0x7fff7fff);
+  }
+  most = max(most & 0xffff, most >> 16);
+  most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
+  return max(most, __shfl_xor_sync(0xffffffffu, most, 2));
+}
+
+// Digits of four features: bytes in the order 0, 2, 1, 3 of the codes.
+struct DigitWords {
+  uint32_t high;
+  uint32_t low;
+};
+__device__ __forceinline__ DigitWords ToDigits(uint32_t pair0, uint32_t pair1, float inverse) {
+  // Adding 1.5 * 2^23 leaves the rounded integer in the low bits; 128 more make the low byte low +
+  // 128 and the next one high.
+  constexpr float kMagic = 12582912.0f + 128.0f;
+  const uint32_t u0 = __float_as_uint(fmaf(LowBf16(pair0), inverse, kMagic));
+  const uint32_t u1 = __float_as_uint(fmaf(HighBf16(pair0), inverse, kMagic));
+  const uint32_t u2 = __float_as_uint(fmaf(LowBf16(pair1), inverse, kMagic));
+  const uint32_t u3 = __float_as_uint(fmaf(HighBf16(pair1), inverse, kMagic));
+  const uint32_t even = __byte_perm(u0, u2, 0x5140);
+  const uint32_t odd = __byte_perm(u1, u3, 0x5140);
+  return {__byte_perm(even, odd, 0x7632), __byte_perm(even, odd, 0x5410) ^ 0x80808080u};
+}
+
+// Sums over groups of a lane's values; the lanes with lane % 4 == 0 store them for their row.
+template <int kGroups, typename Value>
+__device__ __forceinline__ void StoreSums(float* sums, int batch_blocks, int lane, Value&& value) {
 #pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      low += __shfl_xor_sync(0xffffffffu, low, distance);
-      high += __shfl_xor_sync(0xffffffffu, high, distance);
-    }
-    const int group = i / (4 / kGroups);
-    if (lane < 4) {
-      reinterpret_cast<float2*>(sums + group * batch_blocks * kRowsPerBatchBlock)[lane] =
-          make_float2(low, high);
-    }
-    low = 0.0f;
-    high = 0.0f;
+  for (int group = 0; group < kGroups; ++group) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = group * 4 / kGroups; i < (group + 1) * 4 / kGroups; ++i) sum += value(i);
+    sum = RowSum(sum);
+    if ((lane & 3) == 0) sums[group * batch_blocks * kRowsPerBatchBlock + (lane >> 2)] = sum;
   }
 }
 
-// All warps of the block share the work; the caller puts a block barrier behind it. A warp has the
-// loads of several chunks in flight at once: their latency is most of this function's time.
-// `after_loads` is called once, behind the first loads.
-template <int kBatchBlocks, int kGroups, typename AfterLoads>
-__device__ void StageActivations(const KernelArgs& args, const WarpPlan& plan, uint8_t* shared,
-                                 int warp, int lane, AfterLoads&& after_loads) {
+// `chunk`: in the slice.
+template <int kBatchBlocks, int kGroups>
+__device__ __forceinline__ void StoreXChunk(const KernelArgs& args, const uint32_t (&v)[4][4],
+                                            int chunk, int batch_block, uint8_t* shared, int lane) {
+  constexpr bool kDigits = UsesDigits(kBatchBlocks);
+  const int slot = (chunk * kBatchBlocks + batch_block) * kRowsPerBatchBlock;
+  float* sums = reinterpret_cast<float*>(shared + args.shared.sums_offset) +
+                (chunk * kGroups * kBatchBlocks + batch_block) * kRowsPerBatchBlock;
+  if (!kDigits || args.outlier_index != nullptr) {
+    const uint32_t x = SharedAddress(shared + args.shared.x_offset) +
+                       batch_block * args.shared.x_block_pitch + chunk * kXChunkBytes;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) StoreTransposedX4(x + i * 512, LaneXRow(lane), lane, v[i]);
+  }
+  if (!kDigits) {
+    StoreSums<kGroups>(sums, kBatchBlocks, lane, [&](int i) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum += LowBf16(v[i][j]) + HighBf16(v[i][j]);
+      return sum;
+    });
+    return;
+  }
+  const float most = LowBf16(RowMagnitude(v));
+  const float inverse = most == 0.0f ? 0.0f : kDigitLimit / most;
+  // Codes enter as 16 * (q - 8).
+  if ((lane & 3) == 0) {
+    reinterpret_cast<float*>(shared + args.shared.scales_offset)[slot + (lane >> 2)] =
+        most * (1.0f / (16.0f * kDigitLimit));
+  }
+  const uint32_t digits = SharedAddress(shared + args.shared.digits_offset) +
+                          (chunk * 4 * kBatchBlocks + batch_block) * 512 + lane * 16;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const DigitWords first = ToDigits(v[i][0], v[i][1], inverse);
+    const DigitWords second = ToDigits(v[i][2], v[i][3], inverse);
+    StoreShared16(digits + i * kBatchBlocks * 512,
+                  uint4{first.high, second.high, first.low, second.low});
+  }
+  if (args.has_zeros) {
+    StoreSums<kGroups>(sums, kBatchBlocks, lane, [&](int i) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        sum += rintf(LowBf16(v[i][j]) * inverse) + rintf(HighBf16(v[i][j]) * inverse);
+      }
+      return sum;
+    });
+  }
+}
+
+// Stages chunks first_chunk .. first_chunk + num_chunks - 1 of K. All warps of the block share the
+// work; the caller puts a block barrier behind it. A warp has the loads of several chunks in flight
+// at once: their latency is most of this function's time.
+template <int kBatchBlocks, int kGroups>
+__device__ void StageActivations(const KernelArgs& args, int first_chunk, int num_chunks,
+                                 uint8_t* shared, int warp, int lane) {
   constexpr int kInFlight = 3;
-  const int num_items = static_cast<int>(plan.x_num_chunks) * kBatchBlocks;
-  auto chunk_of = [&](int item) {
-    const uint32_t chunk = plan.x_chunk_begin + static_cast<uint32_t>(item) / kBatchBlocks;
-    return chunk >= plan.slice_chunks ? chunk - plan.slice_chunks : chunk;
-  };
-  int first = warp;
+  const int num_items = num_chunks * kBatchBlocks;
 #pragma unroll 1
-  do {
-    uint4 v[kInFlight][4];
+  for (int first = warp; first < num_items; first += kInFlight * args.num_warps) {
+    uint32_t v[kInFlight][4][4];
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) {
       const int item = first + j * args.num_warps;
       if (item >= num_items) break;
-      LoadXChunk(args, plan.slice_chunk + chunk_of(item), item % kBatchBlocks, lane, v[j]);
+      LoadXChunk(args, first_chunk + item / kBatchBlocks, item % kBatchBlocks, lane, v[j]);
     }
-    if (first == warp) after_loads();
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) {
       const int item = first + j * args.num_warps;
       if (item >= num_items) break;
-      const uint32_t chunk = chunk_of(item);
-      const int batch_block = item % kBatchBlocks;
-      float* sums = reinterpret_cast<float*>(shared + args.sums_offset) +
-                    (chunk * kGroups * kBatchBlocks + batch_block) * kRowsPerBatchBlock;
-      const uint32_t x_address = SharedAddress(shared + args.x_offset) +
-                                 batch_block * args.x_block_pitch + chunk * kXChunkBytes;
-      StoreXChunk<kGroups>(v[j], x_address, sums, kBatchBlocks, lane);
+      StoreXChunk<kBatchBlocks, kGroups>(args, v[j], item / kBatchBlocks, item % kBatchBlocks,
+                                         shared, lane);
     }
-    first += kInFlight * args.num_warps;
-  } while (first < num_items);
+  }
 }
 
 }  // namespace flashquant::cuda

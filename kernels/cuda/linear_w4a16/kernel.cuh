@@ -1,163 +1,195 @@
 // The fused W4A16 + outlier kernel: y = x * (dequant(codes) + outliers). One persistent block per
-// SM; each warp streams its own run of records through its own ring and keeps its sums in
-// registers; warps meet only after their activations are staged and at the very end.
-// Source: paper section on the fused kernel; Stream-K (Osama et al., 2023) for the split.
+// SM; each warp streams its own run of units through its own ring and keeps its sums in registers;
+// warps meet only after their activations are staged and at the very end.
+// Source: paper section on the fused kernel.
+// Deviation from Stream-K (Osama et al., 2023): blocks are cut by K slice and whole strips, see
+// kernel_args.h, so that sums of different blocks meet inside a cluster.
 #pragma once
 
+#include "kernels/cuda/linear_w4a16/dense_bf16.cuh"
+#include "kernels/cuda/linear_w4a16/dense_int8.cuh"
+#include "kernels/cuda/linear_w4a16/join.cuh"
 #include "kernels/cuda/linear_w4a16/outlier_path.cuh"
-#include "kernels/cuda/linear_w4a16/stream_k.cuh"
 #include "kernels/cuda/primitives/stage_ring.cuh"
 
 namespace flashquant::cuda {
 
-// Reads a warp's plan: 16 words, one a lane, given to all lanes.
-__device__ __forceinline__ WarpPlan LoadWarpPlan(const WarpPlan* plan, int lane) {
-  const uint32_t word = __ldg(reinterpret_cast<const uint32_t*>(plan) + (lane & 15));
-  WarpPlan out;
-  uint32_t* words = reinterpret_cast<uint32_t*>(&out);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) words[i] = __shfl_sync(0xffffffffu, word, i);
-  return out;
-}
+// A position in a warp's run of the block's local units.
+struct UnitCursor {
+  int strip;  // local
+  int unit;   // inside the block's part of the strip
+  int unit_of_layer;
 
-// A warp's list of units, read 32 at a time, one a lane, and half of that ahead of use: a load for
-// every unit would stall each of them.
-class UnitList {
- public:
-  __device__ UnitList(const Unit* units, int num_units, int lane)
-      : units_(units),
-        num_units_(num_units),
-        lane_(lane),
-        now_(Load(lane)),
-        next_(Load(lane + 16)) {}
-
-  // Called with rising i, once for each; afterwards Get(i) .. Get(i + 15) are valid.
-  __device__ void MoveTo(int i) {
-    if (i - begin_ < 16) return;
-    begin_ += 16;
-    now_ = next_;
-    next_ = Load(begin_ + 16 + lane_);
+  __device__ UnitCursor(const KernelArgs& args, const BlockShare& share, int local_unit) {
+    strip = share.by_units.Divide(local_unit);
+    unit = local_unit - strip * share.num_units;
+    unit_of_layer = (share.strip_begin + strip) * args.num_units + share.unit_begin + unit;
   }
-  __device__ Unit Get(int i) const {
-    return Unit{__shfl_sync(0xffffffffu, now_.x, i - begin_),
-                __shfl_sync(0xffffffffu, now_.y, i - begin_)};
+  __device__ void Next(const KernelArgs& args, const BlockShare& share) {
+    ++unit_of_layer;
+    if (++unit == share.num_units) {
+      unit = 0;
+      ++strip;
+      unit_of_layer += args.num_units - share.num_units;
+    }
   }
-
- private:
-  __device__ uint2 Load(int i) const {
-    return i < num_units_ ? __ldg(reinterpret_cast<const uint2*>(units_ + i)) : uint2{0, 0};
-  }
-
-  const Unit* units_;
-  int num_units_;
-  int lane_;
-  int begin_ = 0;
-  uint2 now_;   // unit begin_ + lane
-  uint2 next_;  // unit begin_ + 16 + lane
 };
 
-// Brings the warp's lists nearer: they are read one by one later, each a miss otherwise.
-__device__ __forceinline__ void PrefetchLists(const KernelArgs& args, const WarpPlan& plan,
-                                              int lane) {
-  if (lane * 16u < plan.num_units) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(args.units + plan.unit_begin + lane * 16u));
-  }
-  if (lane == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.rows + plan.row_begin));
+__device__ __forceinline__ OutlierRef LoadRef(const KernelArgs& args, const UnitCursor& at) {
+  if (args.outlier_index == nullptr) return OutlierRef{};
+  const uint2 v = __ldg(reinterpret_cast<const uint2*>(args.outlier_index) + at.unit_of_layer);
+  return OutlierRef{v.x, v.y};
 }
 
-__device__ __forceinline__ RowInfo LoadRowInfo(const RowInfo* row) {
-  const uint4 v = __ldg(reinterpret_cast<const uint4*>(row));
-  return RowInfo{v.x, v.y, v.z, v.w};
+__device__ __forceinline__ uint32_t FirstPieceBytes(const OutlierRef& ref) {
+  return min(ref.num_16bytes * 16, static_cast<uint32_t>(kMaxPieceBytes));
 }
 
-// Starts the copies of the warp's items begin .. end - 1.
 template <bool kBulk>
-__device__ __forceinline__ void FillStages(const KernelArgs& args, const WarpPlan& plan,
-                                           StageRing<kBulk>& ring, int begin, int end) {
+__device__ __forceinline__ void FillDense(const KernelArgs& args, const UnitCursor& at,
+                                          StageRing<kBulk>& ring, int stage) {
+  ring.CopyFirst(stage,
+                 args.dense + static_cast<uint64_t>(at.unit_of_layer) * args.unit_dense_bytes,
+                 args.unit_dense_bytes);
+}
+
+// `sizes`: the warp's record sizes in shared memory.
+template <bool kBulk>
+__device__ __forceinline__ void FillOutliers(const KernelArgs& args, const OutlierRef& ref,
+                                             StageRing<kBulk>& ring, uint32_t sizes, int stage) {
+  StoreShared4(sizes + 4 * stage, ref.num_16bytes);
+  ring.CopyRest(stage, args.unit_dense_bytes,
+                args.outliers + static_cast<uint64_t>(ref.offset) * 16, FirstPieceBytes(ref));
+}
+
+template <int kBatchBlocks>
+__device__ __forceinline__ void Clear(Accumulators<kBatchBlocks>& acc) {
 #pragma unroll
-  for (int i = 0; i < kMaxStages; ++i) {
-    if (i < begin || i >= end) continue;
-    if (i < static_cast<int>(plan.num_units)) {
-      ring.Fill(args.records + static_cast<uint64_t>(plan.units[i].offset) * 16,
-                (plan.units[i].flags & kUnitSizeMask) * 16);
-    } else {
-      ring.FillNothing();
+  for (int block = 0; block < kBlocksPerStrip; ++block) {
+#pragma unroll
+    for (int nb = 0; nb < kBatchBlocks; ++nb) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) acc[block][nb][j] = 0.0f;
     }
   }
 }
 
-// What a warp does with its units after the activations are there. Returns through `table` what it
-// left in shared memory.
+// Pieces of a unit's outliers behind the first, which only tiles of more than an eighth outliers
+// have: they come through the first one's place one after the other.
+template <int kBatchBlocks, bool kBulk>
+__device__ __forceinline__ void AddMorePieces(const KernelArgs& args, const UnitCursor& at,
+                                              uint32_t num_16bytes, StageRing<kBulk>& ring,
+                                              int stage, uint32_t x, int lane,
+                                              Accumulators<kBatchBlocks>& acc) {
+  constexpr uint32_t kPiece = kMaxPieceBytes / 16;
+#pragma unroll 1
+  for (uint32_t done = kPiece; done < num_16bytes; done += kPiece) {
+    const uint32_t size = min(num_16bytes - done, kPiece);
+    __syncwarp();
+    ring.CopyRest(stage, args.unit_dense_bytes,
+                  args.outliers + (static_cast<uint64_t>(LoadRef(args, at).offset) + done) * 16,
+                  size * 16);
+    ring.WaitForAll(stage);
+    const OutlierRounds rounds(ring.Address(stage) + args.unit_dense_bytes, size - 1, lane);
+    AddOutliers<kBatchBlocks>(args, rounds, rounds.Load(0), x, lane, acc);
+  }
+}
+
+// Adds chunk `chunk` of the block's slice, whose codes are at shared address `record`.
+template <int kBatchBlocks, int kGroups>
+__device__ __forceinline__ void AddChunk(const KernelArgs& args, uint32_t record, uint32_t chunk,
+                                         uint32_t shared, uint32_t lane_x_row, int lane,
+                                         Accumulators<kBatchBlocks>& acc) {
+  constexpr uint32_t kRowBytes = kBatchBlocks * kRowsPerBatchBlock * 4;
+  const uint32_t sums = shared + args.shared.sums_offset + chunk * kGroups * kRowBytes;
+  if constexpr (UsesDigits(kBatchBlocks)) {
+    const uint32_t digits =
+        shared + args.shared.digits_offset + chunk * kBatchBlocks * 2048 + lane * 16;
+    const uint32_t scales = shared + args.shared.scales_offset + chunk * kRowBytes;
+    if (args.has_zeros) {
+      AddDenseInt8<kBatchBlocks, kGroups, true>(record, digits, scales, sums, lane, acc);
+    } else {
+      AddDenseInt8<kBatchBlocks, kGroups, false>(record, digits, scales, sums, lane, acc);
+    }
+  } else {
+    const uint32_t x = shared + args.shared.x_offset + chunk * kXChunkBytes + lane_x_row;
+    AddDenseBf16<kBatchBlocks, kGroups>(args, record, x, sums, lane, acc);
+  }
+}
+
+// A warp's run, after the activations are there.
 template <int kBatchBlocks, int kGroups, bool kBulk>
-__device__ __forceinline__ void RunUnits(const KernelArgs& args, const WarpPlan& plan,
-                                         StageRing<kBulk>& ring, UnitList& units, uint8_t* shared,
-                                         uint32_t ring_offset, SlotTable& table, int warp,
-                                         int lane) {
-  const uint32_t x_base = SharedAddress(shared + args.x_offset);
-  const uint32_t sums_base = SharedAddress(shared + args.sums_offset);
-  constexpr uint32_t kSumBytes = kGroups * kBatchBlocks * kRowsPerBatchBlock * 4;
-  const uint32_t dense_bytes = kCodeBytes + kGroups * kGroupScaleBytes * (args.has_zeros ? 2 : 1);
-  const int num_units = static_cast<int>(plan.num_units);
-  uint32_t row = plan.row_begin;
-  RowInfo info = LoadRowInfo(args.rows + row);
-  bool from_start = (plan.units[0].flags & kUnitRowStart) != 0;
-  float acc[kBlocksPerStrip][kBatchBlocks][4] = {};
+__device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShare& share,
+                                         UnitCursor at, int num_run, UnitCursor fill,
+                                         StageRing<kBulk>& ring, uint32_t sizes, uint8_t* shared,
+                                         uint32_t ring_offset, int warp, int lane) {
+  const uint32_t shared_base = SharedAddress(shared);
+  const uint32_t lane_x_row = LaneXRow(lane);
+  const uint32_t chunk_bytes = args.unit_dense_bytes / kUnitChunks;
+  OutlierRef next;  // of unit `fill`, loaded one unit ahead of use
+  if (args.stages < num_run) next = LoadRef(args, fill);
+  bool from_start = at.unit == 0;
+  Accumulators<kBatchBlocks> acc;
+  Clear<kBatchBlocks>(acc);
+  int stage = 0;
 #pragma unroll 1
-  for (int i = 0; i < num_units; ++i) {
-    const bool last = i + 1 == num_units;
-    units.MoveTo(i);
-    const uint32_t flags = units.Get(i).flags;
-    const uint32_t chunk = flags >> kUnitChunkShift & kUnitChunkMask;
-    const uint32_t x = x_base + chunk * kXChunkBytes;
-    const uint32_t record = ring.Wait();
-    const uint32_t num_dense = flags >> kUnitDenseShift & kUnitDenseMask;
-    if (num_dense == 0) AddOutliers<kBatchBlocks>(args, record, x, lane, acc);
-#pragma unroll 1
-    for (uint32_t c = 0; c < num_dense; ++c) {
-      AddDense<kBatchBlocks, kGroups>(args, record + c * dense_bytes, x + c * kXChunkBytes,
-                                      sums_base + (chunk + c) * kSumBytes, lane, acc);
+  for (int i = 0; i < num_run; ++i) {
+    ring.Wait(stage);
+    const uint32_t record = ring.Address(stage);
+    const uint32_t outliers = LoadShared4(sizes + 4 * stage);
+    OutlierRounds rounds;
+    OutlierRounds::Round round = {};
+    if (outliers != 0) {
+      rounds = OutlierRounds(record + args.unit_dense_bytes,
+                             min(outliers, static_cast<uint32_t>(kMaxPieceBytes / 16)) - 1, lane);
+      round = rounds.Load(0);
+    }
+#pragma unroll
+    for (uint32_t c = 0; c < kUnitChunks; ++c) {
+      AddChunk<kBatchBlocks, kGroups>(args, record + c * chunk_bytes,
+                                      static_cast<uint32_t>(at.unit) * kUnitChunks + c, shared_base,
+                                      lane_x_row, lane, acc);
+    }
+    if (outliers != 0) {
+      const uint32_t x =
+          shared_base + args.shared.x_offset + at.unit * (kUnitChunks * kXChunkBytes);
+      AddOutliers<kBatchBlocks>(args, rounds, round, x, lane, acc);
+      if (outliers * 16 > kMaxPieceBytes) {
+        AddMorePieces<kBatchBlocks, kBulk>(args, at, outliers, ring, stage, x, lane, acc);
+      }
     }
     __syncwarp();
-    ring.Advance();
-    if (i + args.stages < num_units) {
-      const Unit unit = units.Get(i + args.stages);
-      ring.Fill(args.records + static_cast<uint64_t>(unit.offset) * 16,
-                (unit.flags & kUnitSizeMask) * 16);
+    if (i + args.stages < num_run) {
+      FillDense<kBulk>(args, fill, ring, stage);
+      FillOutliers<kBulk>(args, next, ring, sizes, stage);
+      fill.Next(args, share);
+      if (i + 1 + args.stages < num_run) next = LoadRef(args, fill);
     } else {
-      ring.FillNothing();
+      ring.CopyNothing();
     }
-    const bool row_end = (flags & kUnitRowEnd) != 0;
-    if (row_end || last) {
-      if (row_end && from_start) {
-        FinishBlocks<kBatchBlocks, kBlocksPerStrip>(args, info, row, 0, lane, acc);
+    stage = stage + 1 == args.stages ? 0 : stage + 1;
+
+    const bool strip_end = at.unit + 1 == share.num_units;
+    const bool last = i + 1 == num_run;
+    if (strip_end || last) {
+      if (strip_end && from_start) {
+        HandIn<kBatchBlocks, kBulk, kBlocksPerStrip>(args, share, shared, at.strip, 0, lane, acc);
       } else {
-        const uint32_t slot =
-            last ? ring_offset
-                 : args.first_slots_offset + plan.first_slot * kSlotBytes<kBatchBlocks>;
-        StoreSlot<kBatchBlocks>(shared + slot, lane, acc);
-        if (lane == 0) {
-          table.row[2 * warp + (last ? 1 : 0)] = row;
-          table.offset[2 * warp + (last ? 1 : 0)] = slot;
-          table.info[2 * warp + (last ? 1 : 0)] = info;
-        }
+        StoreSlot<kBatchBlocks>(
+            shared + (last ? ring_offset
+                           : args.shared.first_slots_offset + warp * SlotBytes(kBatchBlocks)),
+            lane, acc);
       }
-      if (last) break;
-#pragma unroll
-      for (int block = 0; block < kBlocksPerStrip; ++block) {
-#pragma unroll
-        for (int nb = 0; nb < kBatchBlocks; ++nb) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) acc[block][nb][j] = 0.0f;
-        }
-      }
-      info = LoadRowInfo(args.rows + ++row);
+      Clear<kBatchBlocks>(acc);
       from_start = true;
     }
+    at.Next(args, share);
   }
 }
 
-// Grid: plan's blocks (normally one per SM), num_warps * 32 threads. Shared memory: KernelArgs'
-// offsets, the ring last (launch.cu). Pointers aligned as launchers.h says. m <= 8 * kBatchBlocks.
+// Grid: num_ranks x num_splits blocks (normally one per SM), in clusters of num_ranks with
+// cluster_join; num_warps * 32 threads. Shared memory: KernelArgs' offsets, the ring last
+// (launch.cu). Pointers aligned as launchers.h says. m <= 8 * kBatchBlocks.
 template <int kBatchBlocks, int kGroups, bool kBulk>
 __global__ void __launch_bounds__(MaxWarps(kBatchBlocks) * 32, 1)
     LinearW4A16Kernel(const __grid_constant__ KernelArgs args) {
@@ -165,30 +197,56 @@ __global__ void __launch_bounds__(MaxWarps(kBatchBlocks) * 32, 1)
   // Through a shuffle, so that the compiler knows it to be the same in all lanes.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const WarpPlan plan = LoadWarpPlan(args.warps + blockIdx.x * args.num_warps + warp, lane);
-  SlotTable& table = *reinterpret_cast<SlotTable*>(shared + kSharedBarrierBytes);
-  if (warp == 0) table.row[lane] = kNoRow;
+  const BlockShare share(args);
+  const int num_run = share.runs.Size(warp);
+  const UnitCursor first(args, share, share.runs.Begin(warp));
 
-  const uint32_t ring_offset = args.ring_offset + warp * args.stages * args.stage_bytes;
+  // Weights do not depend on the kernel before; activations, the workspace and y do.
+  const uint32_t ring_offset = args.shared.ring_offset + warp * args.stages * args.stage_bytes;
+  const uint32_t sizes = SharedAddress(shared + kSharedBarrierBytes + warp * kMaxStages * 4);
   StageRing<kBulk> ring(SharedAddress(shared + ring_offset),
                         SharedAddress(shared + warp * kMaxStages * 8), args.stages,
                         args.stage_bytes, lane);
-  FillStages<kBulk>(args, plan, ring, 0, args.early_stages);
-  PrefetchLists(args, plan, lane);
-  UnitList units(args.units + plan.unit_begin, static_cast<int>(plan.num_units), lane);
-  // Weights do not depend on the kernel before; activations, the workspace and y do.
-  ReleaseNextKernel();
-  WaitForPreviousKernel();
-  StageActivations<kBatchBlocks, kGroups>(args, plan, shared, warp, lane, [&] {
-    FillStages<kBulk>(args, plan, ring, args.early_stages, args.stages);
-  });
-  __syncthreads();
-  if (plan.num_units != 0) {
-    RunUnits<kBatchBlocks, kGroups, kBulk>(args, plan, ring, units, shared, ring_offset, table,
-                                           warp, lane);
+  UnitCursor fill = first;
+  OutlierRef refs;  // of the unit in stage `lane`
+  const int num_fills = min(num_run, args.stages);
+#pragma unroll 1
+  for (int i = 0; i < num_fills; ++i) {
+    FillDense<kBulk>(args, fill, ring, i);
+    if (lane == i) refs = LoadRef(args, fill);
+    fill.Next(args, share);
   }
+  ReleaseNextKernel();
+#pragma unroll 1
+  for (int i = 0; i < args.stages; ++i) {
+    if (i < num_fills) {
+      const OutlierRef ref = {__shfl_sync(0xffffffffu, refs.offset, i),
+                              __shfl_sync(0xffffffffu, refs.num_16bytes, i)};
+      FillOutliers<kBulk>(args, ref, ring, sizes, i);
+    } else {
+      ring.CopyNothing();
+    }
+  }
+  const bool cluster_join = kBulk && args.cluster_join;
+  if (cluster_join) {
+    if (threadIdx.x == 0) {
+      InitByteBarrier(
+          SharedAddress(shared + kJoinBarrierOffset),
+          static_cast<uint32_t>(NumOwned(args, share) * args.num_ranks) * SlotBytes(kBatchBlocks));
+    }
+    ClusterArrive();
+  }
+  WaitForPreviousKernel();
+  StageActivations<kBatchBlocks, kGroups>(args, share.unit_begin * kUnitChunks,
+                                          share.num_units * kUnitChunks, shared, warp, lane);
   __syncthreads();
-  CombineSlots<kBatchBlocks>(args, shared, table, warp, lane);
+  // All blocks of the cluster run: their shared memory may be written.
+  if (cluster_join) ClusterWait();
+  RunUnits<kBatchBlocks, kGroups, kBulk>(args, share, first, num_run, fill, ring, sizes, shared,
+                                         ring_offset, warp, lane);
+  __syncthreads();
+  CombineWarps<kBatchBlocks, kBulk>(args, share, shared, warp, lane);
+  if (cluster_join) CombineRanks<kBatchBlocks>(args, share, shared, warp, lane);
 }
 
 template <int kBatchBlocks, bool kBulk>

@@ -1,11 +1,18 @@
-// Arguments of the fused kernel: the launcher's parameters with shared-memory offsets worked out.
+// Arguments of the fused kernel: the launcher's parameters with shared-memory offsets worked out,
+// and the arithmetic of who computes what.
+//
+// Strips are cut into `num_splits` even ranges and the units of K into `num_ranks`; block (r, s)
+// has range s of the strips and r of K: few features, so that its activations stay in shared
+// memory, and whole strips, so that sums only meet between the ranks of one split. A block's units,
+// strip by strip, are cut evenly into one run per warp.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
-#include "kernels/cuda/linear_w4a16/packed_format.h"
+#include "kernels/cuda/linear_w4a16/shared_layout.h"
+#include "kernels/cuda/primitives/host_device.h"
 
 namespace flashquant::cuda {
 
@@ -18,40 +25,30 @@ struct KernelArgs {
   int32_t k;
   int32_t n;
   int32_t num_strips;
+  int32_t num_units;  // of a strip
+  int32_t num_ranks;
   int32_t num_warps;
+  EvenSplit strips;         // over splits
+  EvenSplit units;          // over ranks
+  FastDivisor by_units[2];  // by a rank's units: units.quotient and one more
+  FastDivisor by_warps;
+  FastDivisor by_ranks;
   bool has_zeros;
+  bool cluster_join;  // ranks are the blocks of a cluster and join through its shared memory
 
-  const uint8_t* records;
-  const Unit* units;
-  const WarpPlan* warps;
-  const RowInfo* rows;
+  const uint8_t* dense;
+  const OutlierRef* outlier_index;  // nullptr: no outliers
+  const uint8_t* outliers;
+  uint32_t unit_dense_bytes;
   float* workspace;
   uint32_t* counters;
 
-  // Shared memory, bytes from its start; barriers and slot tables come first.
-  uint32_t sums_offset;         // FP32 [slice chunk][group][batch block][8]: sums of x over a group
-  uint32_t x_offset;            // BF16 [batch block][slice chunk][128][8]
-  uint32_t x_block_pitch;       // bytes of one batch block
-  uint32_t first_slots_offset;  // partial sums, see stream_k.cuh
-  uint32_t ring_offset;
+  SharedLayout shared;
   uint32_t stage_bytes;
   int32_t stages;
-  int32_t early_stages;  // filled before the activations are staged
 };
 
 // More than 16 rows need more than 128 registers a thread.
-constexpr int MaxWarps(int batch_blocks) { return batch_blocks <= 2 ? kMaxWarpsPerBlock : 8; }
-
-// Partial sums of one row in FP32.
-template <int kBatchBlocks>
-inline constexpr uint32_t kSlotBytes = kBlocksPerStrip* kBatchBlocks * 512;
-
-// Behind each stage: the outlier path reads a batch of four fragments whole.
-inline constexpr uint32_t kStageTailBytes = 4 * kFragmentBytes;
-
-inline constexpr uint32_t kSharedBarrierBytes = kMaxWarpsPerBlock * 4 * 8;  // kMaxStages = 4
-inline constexpr uint32_t kSharedSlotTableBytes = 2 * kMaxWarpsPerBlock * 24;
-inline constexpr uint32_t kSharedHeadBytes = kSharedBarrierBytes + kSharedSlotTableBytes;
-static_assert(kSharedHeadBytes % 16 == 0);
+constexpr int MaxWarps(int batch_blocks) { return batch_blocks <= 2 ? kMaxWarpsPerBlock : 12; }
 
 }  // namespace flashquant::cuda

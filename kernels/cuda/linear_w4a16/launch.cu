@@ -10,8 +10,6 @@ namespace flashquant::cuda {
 namespace {
 
 constexpr int kMaxRowsPerPass = 32;
-constexpr int kMinStages = 1;
-constexpr int kMaxRingStages = kPlanUnits;
 
 struct DeviceLimits {
   int major = 0;
@@ -35,19 +33,21 @@ bool IsAligned(const void* pointer, uintptr_t bytes) {
 }
 
 bool IsValid(const LinearW4A16Params& p) {
-  const bool sizes = p.m >= 1 && p.k >= 8 && p.n >= 8 && p.k % 8 == 0 && p.n % 8 == 0 &&
-                     p.x_stride >= p.k && p.x_stride % 8 == 0 && p.y_stride >= p.n &&
-                     p.y_stride % 2 == 0 && p.num_blocks >= 1 && p.slice_chunks >= 1 &&
-                     p.num_first_slots >= 0 && p.num_first_slots <= p.num_warps &&
-                     p.num_warps >= 1 && p.num_warps <= kMaxWarpsPerBlock;
-  const bool record =
-      p.stage_bytes >= kCodeBytes && p.stage_bytes % 16 == 0 && p.stage_bytes <= kMaxRecordBytes;
-  return sizes && record && IsAligned(p.x, 16) && IsAligned(p.y, 4) && IsAligned(p.records, 16) &&
-         IsAligned(p.units, 8) && IsAligned(p.warps, 64) && IsAligned(p.rows, 16) &&
-         IsAligned(p.workspace, 16) && IsAligned(p.counters, 4);
+  const PackedLayout& layout = p.layout;
+  const LinearPlan& plan = p.plan;
+  const bool sizes = p.m >= 1 && layout.k >= 8 && layout.n >= 8 && layout.k % 8 == 0 &&
+                     layout.n % 8 == 0 && p.x_stride >= layout.k && p.x_stride % 8 == 0 &&
+                     p.y_stride >= layout.n && p.y_stride % 2 == 0;
+  const bool planned = plan.num_splits >= 1 && plan.num_splits <= layout.num_strips &&
+                       plan.num_ranks >= 1 && plan.num_ranks <= layout.num_units &&
+                       plan.num_warps >= 1 && plan.num_warps <= kMaxWarpsPerBlock &&
+                       (!plan.cluster_join || plan.num_ranks <= kMaxClusterRanks);
+  // FastDivisor's range.
+  const bool divisible = layout.num_units < 4096 && int64_t{layout.num_strips} * layout.num_units <
+                                                        (int64_t{1} << 20) * plan.num_splits;
+  return sizes && planned && divisible && IsAligned(p.x, 16) && IsAligned(p.y, 4) &&
+         IsAligned(p.weight, 16) && IsAligned(p.workspace, 16) && IsAligned(p.counters, 4);
 }
-
-int BatchBlocks(int m) { return m <= 8 ? 1 : m <= 16 ? 2 : 4; }
 
 const void* SelectKernel(int batch_blocks, int groups_per_chunk, bool bulk) {
   switch (batch_blocks) {
@@ -62,55 +62,53 @@ const void* SelectKernel(int batch_blocks, int groups_per_chunk, bool bulk) {
   }
 }
 
-constexpr uint32_t RoundUp(uint32_t value, uint32_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-// Returns the bytes of shared memory, 0 when they do not fit.
-uint32_t LayOutShared(const LinearW4A16Params& p, int batch_blocks, int limit, KernelArgs* args) {
-  const auto blocks = static_cast<uint32_t>(batch_blocks);
-  const auto chunks = static_cast<uint32_t>(p.slice_chunks);
-  args->sums_offset = kSharedHeadBytes;
-  args->x_offset = RoundUp(args->sums_offset + chunks * static_cast<uint32_t>(p.groups_per_chunk) *
-                                                   blocks * kRowsPerBatchBlock * 4,
-                           128);
-  args->x_block_pitch = chunks * kChunkK * kRowsPerBatchBlock * 2;
-  args->first_slots_offset = args->x_offset + blocks * args->x_block_pitch;
-  args->ring_offset =
-      args->first_slots_offset + static_cast<uint32_t>(p.num_first_slots) * blocks * kSlotBytes<1>;
-  args->stage_bytes = static_cast<uint32_t>(p.stage_bytes) + kStageTailBytes;
-  const uint32_t ring_stage = static_cast<uint32_t>(p.num_warps) * args->stage_bytes;
-  const int64_t left = int64_t{limit} - args->ring_offset;
-  args->stages = static_cast<int>(std::min<int64_t>(kMaxRingStages, left / ring_stage));
-  if (left < 0 || args->stages < kMinStages) return 0;
+// Fills in the layout; returns the bytes of shared memory, 0 when they do not fit.
+uint32_t FitShared(const LinearW4A16Params& p, const LinearPlan& plan, int batch_blocks, int limit,
+                   KernelArgs* args) {
+  args->shared = LayOutShared(p.layout, plan, batch_blocks);
+  args->stage_bytes = StageBytes(p.layout);
+  const uint32_t ring_stage = static_cast<uint32_t>(plan.num_warps) * args->stage_bytes;
+  const int64_t left = int64_t{limit} - args->shared.ring_offset;
+  if (left < ring_stage) return 0;
+  const int most = p.max_stages > 0 ? std::min(p.max_stages, kMaxStages) : kMaxStages;
+  args->stages = static_cast<int>(std::min<int64_t>(most, left / ring_stage));
   // A warp leaves its last sums in its own part of the ring.
-  if (args->stages * args->stage_bytes < blocks * kSlotBytes<1>) return 0;
-  args->early_stages = std::clamp(p.early_stages, 0, args->stages);
-  return args->ring_offset + static_cast<uint32_t>(args->stages) * ring_stage;
+  if (static_cast<uint32_t>(args->stages) * args->stage_bytes < SlotBytes(batch_blocks)) return 0;
+  return args->shared.ring_offset + static_cast<uint32_t>(args->stages) * ring_stage;
 }
 
 cudaError_t LaunchPass(const LinearW4A16Params& p, KernelArgs args, bool bulk, int limit,
                        cudaStream_t stream) {
   const int batch_blocks = BatchBlocks(args.m);
-  const void* kernel = SelectKernel(batch_blocks, p.groups_per_chunk, bulk);
-  if (kernel == nullptr || p.num_warps > MaxWarps(batch_blocks)) return cudaErrorInvalidValue;
-  const uint32_t shared_bytes = LayOutShared(p, batch_blocks, limit, &args);
+  const void* kernel = SelectKernel(batch_blocks, p.layout.groups_per_chunk, bulk);
+  if (kernel == nullptr || p.plan.num_warps > MaxWarps(batch_blocks)) return cudaErrorInvalidValue;
+  LinearPlan plan = p.plan;
+  plan.cluster_join = args.cluster_join;
+  const uint32_t shared_bytes = FitShared(p, plan, batch_blocks, limit, &args);
   if (shared_bytes == 0) return cudaErrorInvalidConfiguration;
   if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                static_cast<int>(shared_bytes));
       error != cudaSuccess) {
     return error;
   }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(p.num_blocks));
-  config.blockDim = dim3(static_cast<unsigned>(p.num_warps) * 32);
+  config.gridDim =
+      dim3(static_cast<unsigned>(plan.num_ranks), static_cast<unsigned>(plan.num_splits));
+  config.blockDim = dim3(static_cast<unsigned>(plan.num_warps) * 32);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = p.programmatic_launch && bulk ? 1 : 0;
+  config.attrs = attributes;
+  if (p.programmatic_launch && bulk) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (args.cluster_join) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(plan.num_ranks), 1, 1};
+  }
   void* arguments[] = {&args};
   if (cudaError_t error = cudaLaunchKernelExC(&config, kernel, arguments); error != cudaSuccess) {
     return error;
@@ -118,10 +116,82 @@ cudaError_t LaunchPass(const LinearW4A16Params& p, KernelArgs args, bool bulk, i
   return cudaGetLastError();
 }
 
+KernelArgs CommonArgs(const LinearW4A16Params& p) {
+  KernelArgs args = {};
+  args.x_stride = p.x_stride;
+  args.y_stride = p.y_stride;
+  args.k = p.layout.k;
+  args.n = p.layout.n;
+  args.num_strips = p.layout.num_strips;
+  args.num_units = p.layout.num_units;
+  args.strips = EvenSplit(p.layout.num_strips, p.plan.num_splits);
+  args.units = EvenSplit(p.layout.num_units, p.plan.num_ranks);
+  args.by_units[0] = FastDivisor(args.units.quotient);
+  args.by_units[1] = FastDivisor(args.units.quotient + 1);
+  args.by_warps = FastDivisor(p.plan.num_warps);
+  args.by_ranks = FastDivisor(p.plan.num_ranks);
+  args.num_ranks = p.plan.num_ranks;
+  args.num_warps = p.plan.num_warps;
+  args.has_zeros = p.layout.has_zeros;
+  args.dense = p.weight;
+  if (p.layout.max_outlier_bytes > 0) {
+    args.outlier_index = reinterpret_cast<const OutlierRef*>(p.weight + p.layout.index_offset);
+  }
+  args.outliers = p.weight + p.layout.outliers_offset;
+  args.unit_dense_bytes = static_cast<uint32_t>(p.layout.unit_dense_bytes);
+  args.workspace = p.workspace;
+  args.counters = p.counters;
+  return args;
+}
+
+cudaError_t QueryMaxClusters(DeviceShape* shape) {
+  const void* kernel = KernelM8Bulk(1);
+  if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               shape->shared_bytes);
+      error != cudaSuccess) {
+    return error;
+  }
+  for (int ranks = 2; ranks <= kMaxClusterRanks; ++ranks) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(ranks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(ranks * shape->num_sms));
+    config.blockDim = dim3(kMaxWarpsPerBlock * 32);
+    config.dynamicSmemBytes = static_cast<size_t>(shape->shared_bytes);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    if (cudaError_t error = cudaOccupancyMaxActiveClusters(
+            &shape->max_clusters[static_cast<size_t>(ranks)], kernel, &config);
+        error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
 }  // namespace
 
-int64_t LinearW4A16WorkspaceBytes(int64_t num_pieces, int32_t m) {
-  return num_pieces * BatchBlocks(std::min(m, kMaxRowsPerPass)) * int64_t{kSlotBytes<1>};
+cudaError_t QueryDeviceShape(DeviceShape* shape) {
+  DeviceLimits limits;
+  if (cudaError_t error = GetDeviceLimits(&limits); error != cudaSuccess) return error;
+  *shape = DeviceShape();
+  shape->shared_bytes = limits.shared_bytes;
+  int device = 0;
+  if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  if (cudaError_t error =
+          cudaDeviceGetAttribute(&shape->num_sms, cudaDevAttrMultiProcessorCount, device);
+      error != cudaSuccess) {
+    return error;
+  }
+  // Later consumer devices launch clusters too, but have no groups of SMs to gain from.
+  return limits.major == 9 ? QueryMaxClusters(shape) : cudaSuccess;
+}
+
+int64_t LinearW4A16WorkspaceBytes(const PackedLayout& layout, const LinearPlan& plan, int32_t m) {
+  if (plan.cluster_join || plan.num_ranks == 1) return 0;
+  return int64_t{layout.num_strips} * plan.num_ranks *
+         SlotBytes(BatchBlocks(std::min(m, kMaxRowsPerPass)));
 }
 
 cudaError_t LaunchLinearW4A16(const LinearW4A16Params& p, cudaStream_t stream) {
@@ -130,23 +200,12 @@ cudaError_t LaunchLinearW4A16(const LinearW4A16Params& p, cudaStream_t stream) {
   if (cudaError_t error = GetDeviceLimits(&limits); error != cudaSuccess) return error;
   const bool bulk = p.path != CopyPath::kCpAsync && limits.major >= 9;
   if (p.path == CopyPath::kBulk && !bulk) return cudaErrorInvalidValue;
+  if (p.plan.cluster_join && !bulk) return cudaErrorInvalidValue;
   const int limit = p.shared_bytes_limit > 0 ? std::min(p.shared_bytes_limit, limits.shared_bytes)
                                              : limits.shared_bytes;
   const int rows_per_pass = std::clamp(p.rows_per_pass, 1, kMaxRowsPerPass);
-  KernelArgs args = {};
-  args.x_stride = p.x_stride;
-  args.y_stride = p.y_stride;
-  args.k = p.k;
-  args.n = p.n;
-  args.num_strips = (p.n + kStripN - 1) / kStripN;
-  args.num_warps = p.num_warps;
-  args.has_zeros = p.has_zeros;
-  args.records = p.records;
-  args.units = p.units;
-  args.warps = p.warps;
-  args.rows = p.rows;
-  args.workspace = p.workspace;
-  args.counters = p.counters;
+  KernelArgs args = CommonArgs(p);
+  args.cluster_join = p.plan.cluster_join && p.plan.num_ranks > 1;
   for (int32_t row = 0; row < p.m; row += rows_per_pass) {
     args.m = std::min(p.m - row, rows_per_pass);
     args.x = static_cast<const __nv_bfloat16*>(p.x) + row * p.x_stride;

@@ -1,4 +1,4 @@
-// Host packer: canonical INT4 arrays + Tile-COO outliers -> the kernel's records (packed_format.h).
+// Host packer: canonical INT4 arrays + Tile-COO outliers -> the kernel's form (packed_format.h).
 // Reference for the device packer and used where load time does not matter. Takes plain pointers to
 // arrays that the format's validators have accepted; checks nothing again.
 #pragma once
@@ -30,28 +30,13 @@ struct TileCooPointers {
   const uint8_t* records = nullptr;       // 16 bytes each: rows, columns, values
 };
 
-struct PackedRecord {
-  uint32_t offset = 0;  // in 16 bytes
-  uint16_t num_16bytes = 0;
-  uint16_t chunk = 0;  // of the whole K; for outliers the window's first
-  bool dense = false;
+struct PackedLinear {
+  PackedLayout layout;
+  std::vector<uint8_t> bytes;
 };
 
-struct PackedLinear {
-  int32_t n = 0;
-  int32_t k = 0;
-  int32_t num_strips = 0;
-  int32_t num_chunks = 0;
-  int32_t num_windows = 0;
-  int32_t groups_per_chunk = 1;
-  bool has_zeros = false;
-  int32_t dense_bytes = 0;        // of a dense record
-  int32_t max_outlier_bytes = 0;  // of the largest outlier record
-  std::vector<uint8_t> bytes;
-  std::vector<PackedRecord> records;
-  std::vector<uint32_t>
-      window_begin;  // [num_strips * num_windows + 1], first record of each window
-};
+// Sizes of everything but the outliers, whose parts follow `index_offset`.
+PackedLayout DenseLayout(const Int4Arrays& weight);
 
 // Packs one layer. `num_threads` >= 1. The result depends only on the arrays.
 PackedLinear PackLinear(const Int4Arrays& weight, const TileCooPointers& outliers, int num_threads);

@@ -1,44 +1,37 @@
-// Planner: who computes what. Cuts a packed layer's records into one contiguous run per warp,
-// weighed by bytes, so that tiles full of outliers balance by themselves; decides the K slices and
-// numbers the partial sums. Pure host arithmetic, made once per layer, batch size and device.
-// Source: Stream-K; design "kernel" 6.
-// Deviation: K is first divided into slices, so that a block's activations stay in shared memory
-// for its whole run.
+// Plan: how a layer is spread over a device for a number of batch rows. Pure host arithmetic.
+// Source: design "kernel" 6. Deviation: no table of starts; blocks are cut by K slice and whole
+// strips (kernel_args.h), so that a plan is four numbers and nothing is read before the first copy.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <vector>
 
-#include "kernels/cuda/linear_w4a16/pack.h"
 #include "kernels/cuda/linear_w4a16/packed_format.h"
 
 namespace flashquant::cuda {
 
-struct PlanOptions {
-  int num_blocks = 0;   // of the grid; normally the number of SMs
-  int num_slices = 1;   // of K; reduced to what the layer and the grid allow
-  int num_warps = 16;   // of a block; 8 for more than 16 rows
-  int unit_chunks = 2;  // dense records in one copy, 1 or 2
+inline constexpr int kMaxClusterRanks = 8;
+
+// What the planner must know of a device.
+struct DeviceShape {
+  int num_sms = 0;
+  int shared_bytes = 0;  // that a block may have
+  // [r]: clusters of r blocks that run at once, one block per SM. SMs come in groups whose sizes
+  // differ, so that this is less than num_sms / r. All 0: the device has no clusters.
+  std::array<int, kMaxClusterRanks + 1> max_clusters{};
 };
 
 struct LinearPlan {
-  std::vector<Unit> units;
-  std::vector<WarpPlan> warps;  // [num_blocks * num_warps]
-  std::vector<RowInfo> rows;    // [num_slices * num_strips]
-  int32_t num_blocks = 0;
-  int32_t num_warps = 0;
-  int32_t stage_bytes = 0;  // the largest unit
-  int32_t num_slices = 0;
-  int32_t slice_chunks = 0;  // the longest slice
-  int32_t num_first_slots = 0;
-  int64_t num_pieces = 0;  // partial sums in the workspace
+  int32_t num_splits = 1;     // of the strips; at most num_strips
+  int32_t num_ranks = 1;      // of K; at most num_units
+  int32_t num_warps = 8;      // of a block; at most 16, and 12 for more than 16 rows
+  bool cluster_join = false;  // the ranks of a split are one cluster (sm_90; at most 8 ranks)
 };
 
-LinearPlan MakeLinearPlan(const PackedLinear& packed, const PlanOptions& options);
+// Bytes of shared memory besides the ring: barriers, activations and their sums, partial sums.
+int64_t PlanFixedSharedBytes(const PackedLayout& layout, const LinearPlan& plan, int m);
 
-// Slices that keep a block's activations within `x_bytes_limit` of shared memory for
-// `batch_blocks` * 8 rows, and no longer than a block's share of the layer needs.
-int ChooseNumSlices(const PackedLinear& packed, int num_blocks, int batch_blocks,
-                    int64_t x_bytes_limit);
+// A plan for `m` rows (1 to 32 a pass) that fits the device; num_splits 0 when there is none.
+LinearPlan ChooseLinearPlan(const PackedLayout& layout, int m, const DeviceShape& device);
 
 }  // namespace flashquant::cuda

@@ -20,6 +20,17 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], u
         "f"(c[2]), "f"(c[3]));
 }
 
+// The same for A 16 x 32 and B 32 x 8 of signed bytes, INT32 out. Lane (g, t) holds A (g, 4t .. 4t
+// + 3), (g + 8, ...), (g, 4t + 16 ...), (g + 8, ...) and B (4t .. 4t + 3, g), (4t + 16 ..., g).
+__device__ __forceinline__ void MmaInt8(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Four 8 x 8 matrices of 16-bit elements, transposed. Lane i gives the shared address of row i % 8
 // of matrix i / 8 (16 bytes, 16-byte aligned).
 __device__ __forceinline__ void LdMatrixX4Trans(uint32_t (&r)[4], uint32_t shared_address) {
@@ -27,6 +38,30 @@ __device__ __forceinline__ void LdMatrixX4Trans(uint32_t (&r)[4], uint32_t share
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared_address)
                : "memory");
+}
+
+__device__ __forceinline__ void StoreShared4(uint32_t shared_address, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address), "r"(v) : "memory");
+}
+
+// The counterpart of LdMatrixX4Trans: matrix i's column c goes to shared address base + the `row`
+// of lane 8i + c.
+__device__ __forceinline__ void StoreTransposedX4(uint32_t base, uint32_t row, int lane,
+                                                  const uint32_t (&r)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(base + row),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+#else
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t column;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(column) : "r"(r[i]));
+    const uint32_t own = __shfl_sync(0xffffffffu, row, 8 * i + (lane >> 2));
+    StoreShared4(base + own + (lane & 3) * 4, column);
+  }
+#endif
 }
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
@@ -61,10 +96,6 @@ __device__ __forceinline__ void StoreShared16(uint32_t shared_address, const uin
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(shared_address), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
                : "memory");
-}
-
-__device__ __forceinline__ void StoreShared4(uint32_t shared_address, uint32_t v) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address), "r"(v) : "memory");
 }
 
 __device__ __forceinline__ uint32_t LoadShared4(uint32_t shared_address) {

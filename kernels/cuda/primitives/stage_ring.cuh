@@ -1,16 +1,17 @@
-// A ring of shared-memory stages that one warp fills for itself from global memory. Two forms with
-// the same functions: bulk copies that complete on an mbarrier (sm_90 and later; one lane issues
-// them, they cost the others nothing) and cp.async groups (sm_80 and later). No block-wide barrier
-// is involved in either, so warps of a block run independently.
+// A ring of shared-memory stages that one warp fills for itself from global memory, each stage in
+// two copies. Two forms with the same functions: bulk copies that complete on an mbarrier (sm_90
+// and later; one lane issues them, they cost the others nothing) and cp.async groups (sm_80 and
+// later). No block-wide barrier is involved in either, so warps of a block run independently.
 #pragma once
 
 #include <cstdint>
 
 namespace flashquant::cuda {
 
-inline constexpr int kMaxStages = 4;
-
-// Stages are filled in the order 0, 1, ..., stages - 1, 0, ...: item i is in stage i % stages.
+// Filling: CopyFirst then CopyRest for each stage in the order 0, 1, ..., stages - 1, 0, ...; where
+// nothing is left to copy, CopyNothing instead, so that the number of fills is the same on all
+// paths. At the start CopyFirst of several stages may go before their CopyRest. All lanes call all
+// functions, and have passed a __syncwarp behind the last read of what was in the stage.
 template <bool kBulk>
 class StageRing;
 
@@ -26,9 +27,9 @@ template <>
 class StageRing<true> {
  public:
   // `base`: shared address of the first stage, 16-byte aligned; `barriers`: shared address of
-  // kMaxStages 8-byte words of this warp. All lanes call it.
+  // `stages` 8-byte words of this warp. At most 32 stages.
   __device__ StageRing(uint32_t base, uint32_t barriers, int stages, uint32_t stage_bytes, int lane)
-      : base_(base), barriers_(barriers), stages_(stages), stage_bytes_(stage_bytes), lane_(lane) {
+      : base_(base), barriers_(barriers), stage_bytes_(stage_bytes), lane_(lane) {
     if (lane == 0) {
       for (int i = 0; i < stages; ++i) {
         FQ_BULK_COPY_ASM("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * i)
@@ -40,28 +41,28 @@ class StageRing<true> {
     __syncwarp();
   }
 
-  // Starts the copy of the next item (`bytes` a multiple of 16, at most the stage). All lanes call
-  // it, after a __syncwarp behind the last read of the item that was in that stage.
-  __device__ void Fill(const uint8_t* source, uint32_t bytes) {
-    if (lane_ == 0) {
-      const uint32_t barrier = barriers_ + 8 * fill_stage_;
-      FQ_BULK_COPY_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                       "r"(bytes)
-                       : "memory");
-      FQ_BULK_COPY_ASM(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-          "[%1], %2, [%3], %4;" ::"r"(base_ + fill_stage_ * stage_bytes_),
-          "l"(source), "r"(bytes), "r"(barrier), "l"(policy_)
-          : "memory");
-    }
-    fill_stage_ = fill_stage_ + 1 == stages_ ? 0 : fill_stage_ + 1;
+  // `bytes` is a multiple of 16 and may be 0.
+  __device__ void CopyFirst(int stage, const uint8_t* source, uint32_t bytes) {
+    if (lane_ != 0 || bytes == 0) return;
+    FQ_BULK_COPY_ASM(
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(Barrier(stage)), "r"(bytes)
+        : "memory");
+    Copy(stage, 0, source, bytes);
   }
-  // Keeps the number of fills equal on all paths when there is nothing left to copy.
-  __device__ void FillNothing() {}
+  // `offset`: in the stage.
+  __device__ void CopyRest(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
+    if (lane_ != 0) return;
+    FQ_BULK_COPY_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Barrier(stage)),
+                     "r"(bytes)
+                     : "memory");
+    if (bytes != 0) Copy(stage, offset, source, bytes);
+  }
+  __device__ void CopyNothing() {}
 
-  // Shared address of the next item, once it has arrived.
-  __device__ uint32_t Wait() {
-    const uint32_t barrier = barriers_ + 8 * stage_;
+  __device__ uint32_t Address(int stage) const { return base_ + stage * stage_bytes_; }
+
+  // Returns when the next fill of `stage` is there.
+  __device__ void Wait(int stage) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     uint32_t done = 0;
 #else
@@ -72,28 +73,29 @@ class StageRing<true> {
           "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, "
           "0, p; }"
           : "=r"(done)
-          : "r"(barrier), "r"(parity_)
+          : "r"(Barrier(stage)), "r"(parities_ >> stage & 1)
           : "memory");
     }
-    return base_ + stage_ * stage_bytes_;
+    parities_ ^= 1u << stage;
   }
-  // Moves on to the next item; the stage may be filled again after it.
-  __device__ void Advance() {
-    if (++stage_ == stages_) {
-      stage_ = 0;
-      parity_ ^= 1;
-    }
-  }
+  // The same, for a fill out of the order.
+  __device__ void WaitForAll(int stage) { Wait(stage); }
 
  private:
+  __device__ uint32_t Barrier(int stage) const { return barriers_ + 8 * stage; }
+  __device__ void Copy(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
+    FQ_BULK_COPY_ASM(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1], %2, [%3], %4;" ::"r"(Address(stage) + offset),
+        "l"(source), "r"(bytes), "r"(Barrier(stage)), "l"(policy_)
+        : "memory");
+  }
+
   uint32_t base_;
   uint32_t barriers_;
-  int stages_;
   uint32_t stage_bytes_;
   int lane_;
-  int fill_stage_ = 0;
-  int stage_ = 0;
-  uint32_t parity_ = 0;
+  uint32_t parities_ = 0;  // bit i: of stage i's next phase
   uint64_t policy_ = 0;
 };
 
@@ -104,44 +106,49 @@ class StageRing<false> {
  public:
   __device__ StageRing(uint32_t base, uint32_t /*barriers*/, int stages, uint32_t stage_bytes,
                        int lane)
-      : base_(base), stages_(stages), stage_bytes_(stage_bytes), lane_(lane) {
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy_));
-  }
+      : base_(base), stages_(stages), stage_bytes_(stage_bytes), lane_(lane) {}
 
-  __device__ void Fill(const uint8_t* source, uint32_t bytes) {
-    const uint32_t stage = base_ + fill_stage_ * stage_bytes_;
-    for (uint32_t i = lane_ * 16; i < bytes; i += 512) {
-      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(stage + i),
-                   "l"(source + i), "l"(policy_)
-                   : "memory");
-    }
-    fill_stage_ = fill_stage_ + 1 == stages_ ? 0 : fill_stage_ + 1;
+  __device__ void CopyFirst(int stage, const uint8_t* source, uint32_t bytes) {
+    Copy(Address(stage), source, bytes);
+  }
+  __device__ void CopyRest(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
+    Copy(Address(stage) + offset, source, bytes);
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
   // An empty group, so that "all but the newest n groups" keeps its meaning at the end.
-  __device__ void FillNothing() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  __device__ void CopyNothing() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-  __device__ uint32_t Wait() {
+  __device__ uint32_t Address(int stage) const { return base_ + stage * stage_bytes_; }
+
+  __device__ void Wait(int /*stage*/) {
     WaitForAllBut(stages_ - 1);
     __syncwarp();
-    return base_ + stage_ * stage_bytes_;
   }
-  __device__ void Advance() { stage_ = stage_ + 1 == stages_ ? 0 : stage_ + 1; }
+  __device__ void WaitForAll(int /*stage*/) {
+    WaitForAllBut(0);
+    __syncwarp();
+  }
 
  private:
+  __device__ void Copy(uint32_t to, const uint8_t* source, uint32_t bytes) {
+    for (uint32_t i = lane_ * 16; i < bytes; i += 512) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(source + i)
+                   : "memory");
+    }
+  }
   __device__ static void WaitForAllBut(int groups) {
     switch (groups) {
+      case 0:
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        break;
       case 1:
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         break;
       case 2:
         asm volatile("cp.async.wait_group 2;" ::: "memory");
         break;
-      case 3:
-        asm volatile("cp.async.wait_group 3;" ::: "memory");
-        break;
       default:
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        asm volatile("cp.async.wait_group 3;" ::: "memory");
         break;
     }
   }
@@ -150,9 +157,6 @@ class StageRing<false> {
   int stages_;
   uint32_t stage_bytes_;
   int lane_;
-  int fill_stage_ = 0;
-  int stage_ = 0;
-  uint64_t policy_ = 0;
 };
 
 // Programmatic dependent launch: what follows Wait may read what the kernel before wrote; Release

@@ -1,32 +1,26 @@
-// INT4 part of a record: codes become MMA A fragments in registers by one shift and one logic
-// operation a register, 128 + q in BF16. The bias and the zero point are taken out by starting each
-// group's accumulators at -(128 + z) * sum(x), in FP32; the group's scale multiplies the
-// accumulators. No weight is ever rounded.
+// INT4 part of a unit on BF16 tensor cores, for more than 16 rows: codes become MMA A fragments in
+// registers by one shift and one logic operation a register, 128 + q in BF16. The bias and the zero
+// point are taken out by starting each group's accumulators at -(128 + z) * sum(x), in FP32; the
+// group's scale multiplies the accumulators. No weight is ever rounded.
 // Source: the nibble order of Marlin-type kernels; design "kernel" 3.1 and 3.2 ("no subtract").
 #pragma once
 
 #include "kernels/cuda/linear_w4a16/activations.cuh"
+#include "kernels/cuda/linear_w4a16/dense_common.cuh"
 
 namespace flashquant::cuda {
-
-template <int kBatchBlocks>
-using Accumulators = float[kBlocksPerStrip][kBatchBlocks][4];
 
 // Registers 0..3 of the A fragment in a word of codes (packed_format.h).
 __device__ __forceinline__ void ExpandCodes(uint32_t word, uint32_t (&a)[4]) {
   constexpr uint32_t kNibbles = 0x000f000f;
-  constexpr uint32_t k128 = 0x43004300;  // 128 in both halves; its low 4 bits are free
+  constexpr uint32_t k136 = 0x43084308;  // 128 in both halves, and codes are stored as q ^ 8
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    // One instruction for (word & kNibbles) | k128; the compiler alone makes two of it.
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;"
+    // One instruction for (word & kNibbles) ^ k136; the compiler alone makes two of it.
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;"
         : "=r"(a[r])
-        : "r"(word >> (4 * r)), "n"(kNibbles), "r"(k128));
+        : "r"(word >> (4 * r)), "n"(kNibbles), "r"(k136));
   }
-}
-
-__device__ __forceinline__ uint32_t WordOf(const uint4& v, int i) {
-  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
 // Starts of the group's accumulators: -(128 + z) * sum(x) for channels g and g + 8.
@@ -40,13 +34,26 @@ __device__ __forceinline__ void BiasStart(uint32_t zero_pair, const float2& sum,
   start[3] = high * sum.y;
 }
 
-// Adds the dense part of the record at shared address `record` to `acc`. `x`: shared address of the
-// chunk in batch block 0; `sums`: shared address of the chunk's group sums.
+// B fragments of two k16 steps.
+template <int kBatchBlocks>
+__device__ __forceinline__ void LoadXPair(uint32_t x, uint32_t x_block_pitch,
+                                          uint32_t (&b)[kBatchBlocks][4]) {
+#pragma unroll
+  for (int nb = 0; nb < kBatchBlocks; ++nb) LdMatrixX4Trans(b[nb], x + nb * x_block_pitch);
+}
+
+// Adds the chunk at shared address `record` to `acc`. `x`: shared address of the chunk in batch
+// block 0, at the lane's row (LaneXRow); `sums`: shared address of the chunk's group sums.
 template <int kBatchBlocks, int kGroups>
-__device__ __forceinline__ void AddDense(const KernelArgs& args, uint32_t record, uint32_t x,
-                                         uint32_t sums, int lane, Accumulators<kBatchBlocks>& acc) {
+__device__ __forceinline__ void AddDenseBf16(const KernelArgs& args, uint32_t record, uint32_t x,
+                                             uint32_t sums, int lane,
+                                             Accumulators<kBatchBlocks>& acc) {
   constexpr int kPairs = 4 / kGroups;  // pairs of k16 steps in a group
   const uint32_t scales = record + kCodeBytes + (lane >> 2) * 8;
+  // Everything that fits is loaded before the first use: a warp has nothing else to hide latency.
+  uint4 codes[4];
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) codes[pair] = LoadShared16(record + pair * 512 + lane * 16);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     const uint2 scale_words = LoadShared8(scales + group * kGroupScaleBytes);
@@ -65,24 +72,28 @@ __device__ __forceinline__ void AddDense(const KernelArgs& args, uint32_t record
         BiasStart(block == 0 ? zero_words.x : zero_words.y, sum, part[block][nb]);
       }
     }
+    constexpr int kAhead = kBatchBlocks == 1 ? kPairs : 1;  // pairs of B fragments loaded together
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      uint32_t b[kBatchBlocks][4];
+    for (int first = 0; first < kPairs; first += kAhead) {
+      uint32_t b[kAhead][kBatchBlocks][4];
 #pragma unroll
-      for (int nb = 0; nb < kBatchBlocks; ++nb) {
-        LdMatrixX4Trans(b[nb],
-                        x + nb * args.x_block_pitch + (group * kPairs + pair) * 512 + lane * 16);
+      for (int i = 0; i < kAhead; ++i) {
+        LoadXPair<kBatchBlocks>(x + (group * kPairs + first + i) * 512, args.shared.x_block_pitch,
+                                b[i]);
       }
-      const uint4 codes = LoadShared16(record + (group * kPairs + pair) * 512 + lane * 16);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < kAhead; ++i) {
 #pragma unroll
-        for (int block = 0; block < kBlocksPerStrip; ++block) {
-          uint32_t a[4];
-          ExpandCodes(WordOf(codes, 2 * half + block), a);
+        for (int half = 0; half < 2; ++half) {
 #pragma unroll
-          for (int nb = 0; nb < kBatchBlocks; ++nb) {
-            MmaBf16(part[block][nb], a, b[nb][2 * half], b[nb][2 * half + 1], part[block][nb]);
+          for (int block = 0; block < kBlocksPerStrip; ++block) {
+            uint32_t a[4];
+            ExpandCodes(WordOf(codes[group * kPairs + first + i], 2 * half + block), a);
+#pragma unroll
+            for (int nb = 0; nb < kBatchBlocks; ++nb) {
+              MmaBf16(part[block][nb], a, b[i][nb][2 * half], b[i][nb][2 * half + 1],
+                      part[block][nb]);
+            }
           }
         }
       }

@@ -1,0 +1,58 @@
+// Where things are in a block's shared memory: the same arithmetic for the planner and the
+// launcher.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/linear_w4a16/packed_format.h"
+#include "kernels/cuda/linear_w4a16/plan.h"
+#include "kernels/cuda/primitives/host_device.h"
+
+namespace flashquant::cuda {
+
+inline constexpr int kMaxStages = 6;
+// Of each warp and stage: a barrier, then the size of the outlier record in it, in 16 bytes.
+inline constexpr uint32_t kSharedBarrierBytes = kMaxWarpsPerBlock * kMaxStages * 8;
+// Then the barrier on which the other ranks' parts complete.
+inline constexpr uint32_t kJoinBarrierOffset =
+    kSharedBarrierBytes + kMaxWarpsPerBlock * kMaxStages * 4;
+inline constexpr uint32_t kSharedHeadBytes = kJoinBarrierOffset + 16;
+static_assert(kSharedHeadBytes % 16 == 0);
+
+constexpr int BatchBlocks(int m) { return m <= 8 ? 1 : m <= 16 ? 2 : 4; }
+
+// Up to 16 rows the dense part runs on integer tensor cores (dense_int8.cuh). More rows are bound
+// by the tensor cores, which two digits would not relieve.
+FQ_HOST_DEVICE constexpr bool UsesDigits(int batch_blocks) { return batch_blocks <= 2; }
+
+// Partial sums of one strip in FP32.
+FQ_HOST_DEVICE constexpr uint32_t SlotBytes(int batch_blocks) {
+  return kBlocksPerStrip * 512 * static_cast<uint32_t>(batch_blocks);
+}
+
+// Bytes from the start of shared memory; barriers and record sizes come first.
+struct SharedLayout {
+  uint32_t sums_offset = 0;         // FP32 [chunk][group][batch block][8]: sums of x over a group
+  uint32_t scales_offset = 0;       // FP32 [chunk][batch block][8]: scale of a row's digits / 16
+  uint32_t digits_offset = 0;       // [chunk][k32 step][batch block][lane][16 bytes]
+  uint32_t x_offset = 0;            // BF16 [batch block][chunk][128][8]
+  uint32_t x_block_pitch = 0;       // bytes of one batch block
+  uint32_t first_slots_offset = 0;  // one slot per warp, or none, see join.cuh
+  uint32_t join_slots_offset = 0;   // with cluster_join
+  uint32_t ring_offset = 0;         // the rest
+};
+
+constexpr uint32_t RoundUp(uint32_t value, uint32_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// A stage: a unit's dense bytes and the first piece of its outliers.
+inline uint32_t StageBytes(const PackedLayout& layout) {
+  return static_cast<uint32_t>(layout.unit_dense_bytes +
+                               std::min(layout.max_outlier_bytes, kMaxPieceBytes));
+}
+
+SharedLayout LayOutShared(const PackedLayout& layout, const LinearPlan& plan, int batch_blocks);
+
+}  // namespace flashquant::cuda

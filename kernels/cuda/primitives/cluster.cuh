@@ -1,0 +1,77 @@
+// Thread block clusters (sm_90 and later): barrier and stores to another block's shared memory.
+// On older devices the functions do nothing; no launcher asks for clusters there.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace flashquant::cuda {
+
+// Split barrier of all threads of the cluster. It orders no memory but what InitByteBarrier wrote:
+// an arrival that did would wait for all copies under way. A warp must arrive as a whole: one lane
+// may still be starting copies.
+__device__ __forceinline__ void ClusterArrive() {
+  __syncwarp();
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void ClusterWait() {
+  __syncwarp();
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// One thread makes a barrier (8 bytes, 8-byte aligned) that completes once, when `bytes` have been
+// stored with it. Seen by the other blocks of the cluster behind the next ClusterWait.
+__device__ __forceinline__ void InitByteBarrier(uint32_t shared_address, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address),
+               "r"(bytes)
+               : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// Waits for the barrier and sees what was stored.
+__device__ __forceinline__ void WaitForBytes(uint32_t shared_address) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; "
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared_address)
+        : "memory");
+  }
+#endif
+}
+
+// The address, in block `rank` of the cluster, of what is at `shared_address` in this one.
+__device__ __forceinline__ uint32_t ClusterAddress(uint32_t shared_address, uint32_t rank) {
+  uint32_t address = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(shared_address), "r"(rank));
+#endif
+  return address;
+}
+
+// Stores and, when it has arrived, counts 16 bytes on the barrier, which is in the same block.
+__device__ __forceinline__ void StoreClusterAsync16(uint32_t cluster_address, const float4& v,
+                                                    uint32_t cluster_barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
+      "[%5];" ::"r"(cluster_address),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(cluster_barrier)
+      : "memory");
+#endif
+}
+
+}  // namespace flashquant::cuda

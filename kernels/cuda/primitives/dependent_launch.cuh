@@ -1,0 +1,50 @@
+// Launching kernels so that one may start while the one before it in the stream still runs
+// (programmatic dependent launch, sm_90 and later): blocks are placed and set up early and then
+// wait in BeginDependent. Elsewhere these are plain launches.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+namespace flashquant::cuda {
+
+// The first statement of every kernel that LaunchDependent launches: returns when the kernel before
+// has ended and its writes can be seen, then lets the next kernel start its own wait.
+__device__ __forceinline__ void BeginDependent() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Whether the current device has dependent launches.
+inline bool HasDependentLaunch() {
+  static const bool has = [] {
+    int device = 0;
+    int major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
+               cudaSuccess &&
+           major >= 9;
+  }();
+  return has;
+}
+
+template <typename... Params, typename... Args>
+cudaError_t LaunchDependent(void (*kernel)(Params...), dim3 grid, unsigned threads,
+                            size_t shared_bytes, cudaStream_t stream, Args&&... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = HasDependentLaunch() ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
+}
+
+}  // namespace flashquant::cuda
