@@ -3,6 +3,7 @@
 #include "engine/quantize/matrix_multiply.h"
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "engine/quantize/multiversion.h"
@@ -111,14 +112,16 @@ void MultiplyBlock(int64_t m, int64_t n, int64_t inner, T alpha, StridedMatrix<T
 template <typename T>
 void MultiplyAddOf(int64_t m, int64_t n, int64_t inner, T alpha, StridedMatrix<T> a, const T* b,
                    int64_t ldb, T* c, int64_t ldc) {
-  static thread_local Panels<T> panels;
+  // On the heap: thread-local storage of this size comes out of every thread's stack, and the
+  // metrics endpoint's threads have 100 KiB in all.
+  static thread_local const auto panels = std::make_unique_for_overwrite<Panels<T>>();
   for (int64_t first = 0; first < n; first += kColumnBlock) {
     const int64_t columns = std::min(kColumnBlock, n - first);
     for (int64_t p = 0; p < inner; p += kInnerBlock) {
       const int64_t depth = std::min(kInnerBlock, inner - p);
-      PackColumns(depth, columns, b + p * ldb + first, ldb, panels.b);
+      PackColumns(depth, columns, b + p * ldb + first, ldb, panels->b);
       MultiplyBlock(m, columns, depth, alpha,
-                    {a.data + p * a.column_stride, a.row_stride, a.column_stride}, &panels,
+                    {a.data + p * a.column_stride, a.row_stride, a.column_stride}, panels.get(),
                     c + first, ldc);
     }
   }

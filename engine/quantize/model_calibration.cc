@@ -1,6 +1,7 @@
 #include "engine/quantize/model_calibration.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -20,6 +21,8 @@ constexpr const char* kParts[][3] = {{"self_attn.q_proj", "self_attn.k_proj", "s
                                      {"self_attn.o_proj", nullptr, nullptr},
                                      {"mlp.gate_proj", "mlp.up_proj", nullptr},
                                      {"mlp.down_proj", nullptr, nullptr}};
+
+constexpr int32_t kAttentionOutput = 1;
 
 const LinearWeight* JoinedWeight(const LayerWeights& weights, int32_t part) {
   const LinearWeight* const joined[] = {weights.qkv.get(), weights.output.get(),
@@ -130,17 +133,11 @@ absl::Status ModelCalibration::Embed(std::span<const int32_t> tokens) {
     return ResourceExhaustedError("calibration: {} tokens need {} MiB (limit {} MiB)",
                                   tokens.size(), num_bytes >> 20, kMaxResidualBytes >> 20);
   }
-  residual_.resize(static_cast<size_t>(num_bytes));
+  residual_.reserve(static_cast<size_t>(num_bytes));
   std::vector<float> row(static_cast<size_t>(hidden));
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    FQ_RETURN_IF_ERROR(checkpoint_.tensors->ReadRowsAsFloat(*table, tokens[i], 1, row.data()));
-    uint8_t* out = residual_.data() + i * static_cast<size_t>(row_bytes_);
-    if (dtype == DType::kF32) {
-      std::copy(row.begin(), row.end(), reinterpret_cast<float*>(out));
-    } else {
-      std::transform(row.begin(), row.end(), reinterpret_cast<BFloat16*>(out),
-                     [](float value) { return ToBFloat16(value); });
-    }
+  for (const int32_t id : tokens) {
+    FQ_RETURN_IF_ERROR(checkpoint_.tensors->ReadRowsAsFloat(*table, id, 1, row.data()));
+    AppendActivations(row, &residual_);
   }
   return absl::OkStatus();
 }
@@ -156,58 +153,87 @@ absl::StatusOr<std::unique_ptr<DecoderModel>> ModelCalibration::LoadLayer(int32_
   return model;
 }
 
-absl::Status ModelCalibration::RunWindows(const DecoderModel& model) {
-  const bool keep = collected_.layer < 0;
+absl::Status ModelCalibration::RunWindows(const DecoderModel& model, const AfterWindow& after) {
   const int64_t window_bytes = context_ * row_bytes_;
+  const int64_t attention_bytes = static_cast<int64_t>(attention_.size()) / num_windows_;
   for (int64_t window = 0; window < num_windows_; ++window) {
     uint8_t* rows = residual_.data() + window * window_bytes;
     observed_->SetEmbeddings(rows);
+    observed_->SetAttention(attention_.empty() ? nullptr
+                                               : attention_.data() + window * attention_bytes);
     FQ_RETURN_IF_ERROR(model.Forward(*batch_, nullptr, *cache_, activations_.get()));
-    if (!keep) continue;
-    FQ_RETURN_IF_ERROR(observed_->CopyToHost(rows, activations_->residual.data(), window_bytes));
-    FQ_RETURN_IF_ERROR(observed_->Synchronize());
+    if (after) FQ_RETURN_IF_ERROR(after(rows));
   }
   return absl::OkStatus();
 }
 
 // Brings the residual stream to the input of `layer`.
 absl::Status ModelCalibration::AdvanceTo(int32_t layer) {
-  collected_ = {-1, -1};
+  const AfterWindow store = [&](uint8_t* rows) {
+    FQ_RETURN_IF_ERROR(
+        observed_->CopyToHost(rows, activations_->residual.data(), context_ * row_bytes_));
+    return observed_->Synchronize();
+  };
   while (current_layer_ < layer) {
     FQ_ASSIGN_OR_RETURN(const std::unique_ptr<DecoderModel> model, LoadLayer(current_layer_));
     observed_->Observe(nullptr, nullptr);
-    FQ_RETURN_IF_ERROR(RunWindows(*model));
+    FQ_RETURN_IF_ERROR(RunWindows(*model, store));
     quantized_.clear();
+    attention_.clear();
     ++current_layer_;
   }
   return absl::OkStatus();
 }
 
 absl::Status ModelCalibration::Collect(const Stage& stage) {
+  collected_ = {-1, -1};
   FQ_RETURN_IF_ERROR(AdvanceTo(std::min(stage.layer, config_.num_layers - 1)));
   FQ_ASSIGN_OR_RETURN(const std::unique_ptr<DecoderModel> model, LoadLayer(current_layer_));
-  collected_ = stage;
-  const auto add = [&](std::span<const float> inputs) {
-    hessian_.Add(inputs, options_.num_threads);
-  };
-  if (stage.layer < config_.num_layers) {
+  if (stage.layer == config_.num_layers) {
+    FQ_RETURN_IF_ERROR(CollectHead(*model));
+  } else {
     const LinearWeight* weight = JoinedWeight(model->weights().layers[0], stage.part);
+    const bool is_attention = stage.part == kAttentionOutput;
+    std::vector<uint8_t> attention;
     hessian_ = Hessian(weight->k());
-    observed_->Observe(weight, add);
-    return RunWindows(*model);
+    observed_->Observe(weight, [&](std::span<const float> inputs) {
+      hessian_.Add(inputs, options_.num_threads);
+      if (is_attention) AppendActivations(inputs, &attention);
+    });
+    FQ_RETURN_IF_ERROR(RunWindows(*model, nullptr));
+    if (is_attention) attention_ = std::move(attention);
   }
-  // The head's input is the final norm's output.
+  collected_ = stage;
+  return absl::OkStatus();
+}
+
+// The head's input is the final norm's output.
+absl::Status ModelCalibration::CollectHead(const DecoderModel& model) {
   hessian_ = Hessian(config_.hidden_size);
   observed_->Observe(nullptr, nullptr);
   std::vector<float> rows;
-  for (int64_t window = 0; window < num_windows_; ++window) {
-    observed_->SetEmbeddings(residual_.data() + window * context_ * row_bytes_);
-    FQ_RETURN_IF_ERROR(model->Forward(*batch_, nullptr, *cache_, activations_.get()));
+  return RunWindows(model, [&](uint8_t*) {
     FQ_RETURN_IF_ERROR(observed_->ReadActivations(activations_->hidden.data(),
                                                   context_ * config_.hidden_size, &rows));
-    add(rows);
+    hessian_.Add(rows, options_.num_threads);
+    return absl::OkStatus();
+  });
+}
+
+// As the backend holds them.
+void ModelCalibration::AppendActivations(std::span<const float> values,
+                                         std::vector<uint8_t>* bytes) const {
+  const DType dtype = backend_->info().activation_dtype;
+  const size_t at = bytes->size();
+  bytes->resize(at + values.size() * static_cast<size_t>(DTypeBytes(dtype)));
+  if (dtype == DType::kF32) {
+    std::memcpy(bytes->data() + at, values.data(), values.size_bytes());
+    return;
   }
-  return absl::OkStatus();
+  for (size_t i = 0; i < values.size(); ++i) {
+    const BFloat16 rounded = ToBFloat16(values[i]);
+    std::memcpy(bytes->data() + at + i * sizeof(rounded), &rounded, sizeof(rounded));
+  }
 }
 
 absl::StatusOr<Calibration::Inputs> ModelCalibration::InputsOf(const std::string& layer) {
@@ -226,7 +252,9 @@ absl::StatusOr<Calibration::Inputs> ModelCalibration::InputsOf(const std::string
 absl::Status ModelCalibration::SetQuantized(const std::string& layer, std::vector<float> weights) {
   const auto found = stages_.find(layer);
   if (found == stages_.end()) return InternalError("calibration: no layer {}", layer);
-  if (found->second.layer == current_layer_) quantized_[layer] = std::move(weights);
+  if (found->second.layer != current_layer_) return absl::OkStatus();  // the head
+  if (found->second.part < kAttentionOutput) attention_.clear();
+  quantized_[layer] = std::move(weights);
   return absl::OkStatus();
 }
 

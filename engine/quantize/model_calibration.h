@@ -1,11 +1,14 @@
 // ModelCalibration: runs a text through a model one decoder layer at a time and collects the second
 // moments of the linear layers' inputs.
 //
-// Held in memory: the residual stream of all tokens (tokens x hidden x 4 bytes on the CPU), one
-// decoder layer and the Hessian of one input at a time (8 bytes x K^2).
+// Held in memory: for all tokens the residual stream and one layer's attention outputs (tokens x
+// hidden x 4 bytes each on the CPU), one decoder layer and the Hessian of one input at a time (8
+// bytes x K^2). A layer's attention runs once, its other parts as often as something before them
+// has been quantized.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -60,10 +63,14 @@ class ModelCalibration final : public Calibration {
   absl::Status Embed(std::span<const int32_t> tokens);
   void NameLayers();
   absl::StatusOr<std::unique_ptr<DecoderModel>> LoadLayer(int32_t layer);
-  // Runs every window through `model` from the residual stream of before.
-  absl::Status RunWindows(const DecoderModel& model);
+  // Runs every window through `model` from the residual stream of before; `after` (may be null) is
+  // called after each, with its rows of the stream.
+  using AfterWindow = std::function<absl::Status(uint8_t* residual)>;
+  absl::Status RunWindows(const DecoderModel& model, const AfterWindow& after);
   absl::Status AdvanceTo(int32_t layer);
   absl::Status Collect(const Stage& stage);
+  absl::Status CollectHead(const DecoderModel& model);
+  void AppendActivations(std::span<const float> values, std::vector<uint8_t>* bytes) const;
 
   const Checkpoint& checkpoint_;
   const ModelCalibrationOptions options_;
@@ -78,7 +85,8 @@ class ModelCalibration final : public Calibration {
   int64_t context_ = 0;
   int64_t num_windows_ = 0;
   int64_t row_bytes_ = 0;
-  std::vector<uint8_t> residual_;  // [tokens, hidden] before layer current_layer_
+  std::vector<uint8_t> residual_;   // [tokens, hidden] before layer current_layer_
+  std::vector<uint8_t> attention_;  // [tokens, H * D] of layer current_layer_, empty: not known
   int32_t current_layer_ = 0;
   std::vector<std::string> layer_names_;
   std::map<std::string, Stage> stages_;

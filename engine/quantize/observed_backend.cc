@@ -27,43 +27,49 @@ absl::Status ObservedBackend::ReadActivations(const void* device, int64_t count,
 }
 
 absl::Status ObservedBackend::Embedding(const EmbeddingParams& params) {
-  skip_ = false;
+  done_ = false;
+  before_attention_ = true;
   if (embeddings_ == nullptr) return inner_->Embedding(params);
   return CopyToDevice(params.out, embeddings_,
                       params.num_tokens * params.table->k() * DTypeBytes(info().activation_dtype));
 }
 
 absl::Status ObservedBackend::Linear(const LinearParams& params) {
-  if (skip_) return absl::OkStatus();
+  if (skip()) return absl::OkStatus();
   if (params.weight != observed_ || observed_ == nullptr) return inner_->Linear(params);
-  skip_ = true;
+  done_ = true;
   FQ_RETURN_IF_ERROR(ReadActivations(params.x, params.num_rows * params.weight->k(), &inputs_));
   observer_(inputs_);
   return absl::OkStatus();
 }
 
 absl::Status ObservedBackend::RmsNorm(const RmsNormParams& params) {
-  return skip_ ? absl::OkStatus() : inner_->RmsNorm(params);
+  return skip() ? absl::OkStatus() : inner_->RmsNorm(params);
 }
 
 absl::Status ObservedBackend::RopeAndKvWrite(const RopeAndKvWriteParams& params) {
-  return skip_ ? absl::OkStatus() : inner_->RopeAndKvWrite(params);
+  return skip() ? absl::OkStatus() : inner_->RopeAndKvWrite(params);
 }
 
 absl::Status ObservedBackend::PagedAttention(const PagedAttentionParams& params) {
-  return skip_ ? absl::OkStatus() : inner_->PagedAttention(params);
+  before_attention_ = false;
+  if (done_) return absl::OkStatus();
+  if (attention_ == nullptr) return inner_->PagedAttention(params);
+  return CopyToDevice(params.out, attention_,
+                      int64_t{params.batch.num_tokens} * params.num_heads * params.head_dim *
+                          DTypeBytes(info().activation_dtype));
 }
 
 absl::Status ObservedBackend::SiluAndMul(const SiluAndMulParams& params) {
-  return skip_ ? absl::OkStatus() : inner_->SiluAndMul(params);
+  return skip() ? absl::OkStatus() : inner_->SiluAndMul(params);
 }
 
 absl::Status ObservedBackend::GatherRows(const GatherRowsParams& params) {
-  return skip_ ? absl::OkStatus() : inner_->GatherRows(params);
+  return skip() ? absl::OkStatus() : inner_->GatherRows(params);
 }
 
 absl::Status ObservedBackend::SampleTokens(const SampleTokensParams& params) {
-  return skip_ ? absl::OkStatus() : inner_->SampleTokens(params);
+  return skip() ? absl::OkStatus() : inner_->SampleTokens(params);
 }
 
 }  // namespace flashquant

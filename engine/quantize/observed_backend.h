@@ -27,6 +27,9 @@ class ObservedBackend final : public Backend {
     observed_ = weight;
     observer_ = std::move(observer);
   }
+  // Attention's outputs [num_rows, H * D] of the activation type, in host memory: the next passes
+  // use these and leave out all that leads to them. null: attention is computed.
+  void SetAttention(const void* rows) { attention_ = rows; }
   // Copies activations to the host as float.
   absl::Status ReadActivations(const void* device, int64_t count, std::vector<float>* out);
 
@@ -64,9 +67,13 @@ class ObservedBackend final : public Backend {
  private:
   Backend* const inner_;
   const void* embeddings_ = nullptr;
+  const void* attention_ = nullptr;
   const LinearWeight* observed_ = nullptr;
   Observer observer_;
-  bool skip_ = false;  // the observed layer has been seen in this pass
+  // What the op that comes now would give is not needed, or known.
+  bool skip() const { return done_ || (attention_ != nullptr && before_attention_); }
+  bool done_ = false;              // the observed layer has been seen in this pass
+  bool before_attention_ = false;  // of the one layer
   std::vector<float> inputs_;
 };
 
