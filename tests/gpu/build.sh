@@ -15,7 +15,7 @@ for arch in ${FQ_GPU_ARCHS:-90}; do
 done
 
 common=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout}.cc kernels/cuda/linear_w4a16/launch.cu
-  kernels/cuda/linear_w4a16/instance_m{8,16,32}_{bulk,cp_async}.cu tests/gpu/linear_problem.cc)
+  kernels/cuda/linear_w4a16/instance_m{8,16,32}_{bulk,cp_async}.cu kernels/bench/linear_problem.cc)
 programs=(tests/gpu/linear_w4a16_test.cu tests/gpu/linear_w4a16_bench.cu tests/gpu/cublas_baseline.cc)
 
 object() { echo "$out/$(basename "${1%.*}").o"; }
@@ -23,7 +23,7 @@ printf '%s\n' "${common[@]}" "${programs[@]}" |
   xargs -P "${FQ_JOBS:-$(nproc)}" -I{} bash -c \
     'file="$1"; shift; out="$1"; shift; nvcc="$1"; shift
      object="$out/$(basename "${file%.*}").o"
-     if [[ -n "$(find kernels/cuda tests/gpu -newer "$object" -name "*.*" 2>/dev/null | grep -E "\.(h|cuh)$")" ||
+     if [[ -n "$(find kernels/bench kernels/cuda tests/gpu -newer "$object" -name "*.*" 2>/dev/null | grep -E "\.(h|cuh)$")" ||
            ! -f "$object" || "$file" -nt "$object" ]]; then
        "$nvcc" "$@" -c "$file" -o "$object"
      fi' _ {} "$out" "$nvcc" "${flags[@]}"

@@ -14,11 +14,14 @@
 #include <string>
 #include <thread>
 
+#include "kernels/bench/linear_problem.h"
 #include "tests/gpu/cublas_baseline.h"
 #include "tests/gpu/device_layer.cuh"
-#include "tests/gpu/linear_problem.h"
 
 namespace flashquant::gpu_test {
+
+using namespace bench;
+
 namespace {
 
 constexpr int64_t kColdBytes = 256 << 20;
@@ -166,22 +169,22 @@ class Layer {
           {1e9, cuda::ChooseLinearPlan(layout_, m, device), device.shared_bytes / 1024});
       return configs;
     }
-    for (int ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
-      const int clusters =
-          ranks == 1 ? device.num_sms : device.max_clusters[static_cast<size_t>(ranks)];
-      const int most = std::min(layout_.num_strips, clusters);
-      if (ranks > layout_.num_units || most < 1) continue;
-      const int strips = (layout_.num_strips + most - 1) / most;
-      for (int warps : {8, 10, 12, 14, 16}) {
-        if (m > 16 && warps > 12) continue;
-        for (int kb : {113, 227}) {
-          if (kb == 113 && warps > 8) continue;
+    for (int ranks = 1; ranks <= cuda::kMaxClusterRanks; ++ranks) {
+      for (const bool cluster : {true, false}) {
+        if (ranks > layout_.num_units || (cluster && ranks == 1)) continue;
+        const int most =
+            std::min(layout_.num_strips, cluster ? device.max_clusters[static_cast<size_t>(ranks)]
+                                                 : device.num_sms / ranks);
+        if (most < 1) continue;
+        const int strips = (layout_.num_strips + most - 1) / most;
+        for (int warps : {8, 9, 10, 12, 14, 15, 16}) {
+          if (m > 16 && warps > 12) continue;
           cuda::LinearPlan plan;
           plan.num_ranks = ranks;
           plan.num_splits = (layout_.num_strips + strips - 1) / strips;
           plan.num_warps = warps;
-          plan.cluster_join = ranks > 1;
-          configs.push_back({1e9, plan, kb});
+          plan.cluster_join = cluster;
+          configs.push_back({1e9, plan, device.shared_bytes / 1024});
         }
       }
     }

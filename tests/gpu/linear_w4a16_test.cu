@@ -8,11 +8,14 @@
 #include <string>
 #include <thread>
 
+#include "kernels/bench/linear_problem.h"
 #include "kernels/cuda/linear_w4a16/shared_layout.h"
 #include "tests/gpu/device_layer.cuh"
-#include "tests/gpu/linear_problem.h"
 
 namespace flashquant::gpu_test {
+
+using namespace bench;
+
 namespace {
 
 constexpr double kTolerance = 2.5e-3;  // BF16 output rounding alone is about 1.7e-3

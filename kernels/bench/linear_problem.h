@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/linear_w4a16/pack.h"
 
-namespace flashquant::gpu_test {
+namespace flashquant::bench {
 
 enum class OutlierLayout {
   kFullRecords,    // records of four slots of a random column, everywhere
@@ -77,4 +77,4 @@ class Random {
   uint64_t state_;
 };
 
-}  // namespace flashquant::gpu_test
+}  // namespace flashquant::bench

@@ -1,5 +1,5 @@
 // See linear_problem.h.
-#include "tests/gpu/linear_problem.h"
+#include "kernels/bench/linear_problem.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-namespace flashquant::gpu_test {
+namespace flashquant::bench {
 namespace {
 
 void ParallelFor(int64_t count, int num_threads, const std::function<void(int64_t)>& body) {
@@ -240,4 +240,4 @@ std::vector<double> Problem::DenseMatrix() const {
   return w;
 }
 
-}  // namespace flashquant::gpu_test
+}  // namespace flashquant::bench

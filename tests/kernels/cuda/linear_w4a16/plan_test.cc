@@ -1,0 +1,168 @@
+// Tests of the planner of the fused kernel: for every shape and device there is a plan, it fits in
+// shared memory, and its parts cover every unit exactly once.
+#include "kernels/cuda/linear_w4a16/plan.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/linear_w4a16/pack.h"
+#include "kernels/cuda/linear_w4a16/shared_layout.h"
+
+namespace flashquant::cuda {
+namespace {
+
+constexpr int kMostFeaturesAt99Kb = 28672;
+
+DeviceShape Device(int num_sms, int shared_kb, bool clusters) {
+  DeviceShape device;
+  device.num_sms = num_sms;
+  device.shared_bytes = shared_kb * 1024;
+  for (int ranks = 1; clusters && ranks <= kMaxClusterRanks; ++ranks) {
+    device.max_clusters[static_cast<size_t>(ranks)] = num_sms / ranks - (ranks > 2 ? ranks / 2 : 0);
+  }
+  return device;
+}
+
+std::vector<std::pair<std::string, DeviceShape>> Devices() {
+  return {{"82 SMs, 99 KB", Device(82, 99, false)},     {"128 SMs, 99 KB", Device(128, 99, false)},
+          {"170 SMs, 99 KB", Device(170, 99, false)},   {"20 SMs, 99 KB", Device(20, 99, false)},
+          {"108 SMs, 163 KB", Device(108, 163, false)}, {"132 SMs, 227 KB", Device(132, 227, true)},
+          {"78 SMs, 227 KB", Device(78, 227, true)}};
+}
+
+PackedLayout Layout(int64_t k, int64_t n, int64_t group_size, bool zeros, int max_outlier_bytes) {
+  static const uint8_t kZeros[1] = {};
+  Int4Arrays weight;
+  weight.n = n;
+  weight.k = k;
+  weight.n_padded = (n + 7) / 8 * 8;
+  weight.k_padded = (k + group_size - 1) / group_size * group_size;
+  weight.group_size = group_size;
+  weight.zeros = zeros ? kZeros : nullptr;
+  PackedLayout layout = DenseLayout(weight);
+  layout.max_outlier_bytes = max_outlier_bytes;
+  return layout;
+}
+
+// K x N of the benchmarks, of small and odd models, and extremes.
+const std::pair<int, int> kShapes[] = {
+    {4096, 4096},   {4096, 6144},   {4096, 28672}, {14336, 4096},  {5120, 27648}, {13824, 5120},
+    {14848, 75264}, {576, 1536},    {896, 4864},   {1536, 256},    {2560, 10240}, {3584, 18944},
+    {18944, 3584},  {4096, 128256}, {28672, 8192}, {53248, 16384}, {8, 8},        {8, 131072},
+    {65536, 8},     {256, 32},      {264, 40}};
+
+template <typename Body>
+void ForEachCase(Body&& body) {
+  for (const auto& [name, device] : Devices()) {
+    for (const auto& [k, n] : kShapes) {
+      for (const bool outliers : {false, true}) {
+        for (const bool fine : {false, true}) {  // the smallest groups with zero points, or not
+          const PackedLayout layout =
+              Layout(k, n, fine ? 32 : 128, fine, outliers ? kMaxPieceBytes : 0);
+          for (const int m : {1, 8, 9, 16, 17, 32}) {
+            // The one limit: with 99 KB, more features than this run in passes of eight rows.
+            if (k > kMostFeaturesAt99Kb && m > 8 && device.shared_bytes < 160 * 1024) continue;
+            SCOPED_TRACE(name + ", " + std::to_string(k) + "x" + std::to_string(n) + ", m " +
+                         std::to_string(m) + (outliers ? ", outliers" : "") +
+                         (fine ? ", groups of 32" : ""));
+            body(layout, m, device);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanTest, EveryShapeHasAPlanOnEveryDevice) {
+  ForEachCase([](const PackedLayout& layout, int m, const DeviceShape& device) {
+    EXPECT_GE(ChooseLinearPlan(layout, m, device).num_splits, 1);
+  });
+}
+
+TEST(PlanTest, PlansStayWithinTheLimitsOfKernelAndDevice) {
+  ForEachCase([](const PackedLayout& layout, int m, const DeviceShape& device) {
+    const LinearPlan plan = ChooseLinearPlan(layout, m, device);
+    EXPECT_LE(plan.num_splits, layout.num_strips);
+    EXPECT_GE(plan.num_ranks, 1);
+    EXPECT_LE(plan.num_ranks, layout.num_units);
+    EXPECT_GE(plan.num_warps, 1);
+    EXPECT_LE(plan.num_warps, BatchBlocks(m) <= 2 ? kMaxWarpsPerBlock : 12);
+    if (plan.cluster_join) {
+      ASSERT_LE(plan.num_ranks, kMaxClusterRanks);
+      EXPECT_GT(plan.num_ranks, 1);
+      EXPECT_GT(device.max_clusters[static_cast<size_t>(plan.num_ranks)], 0)
+          << "no clusters of this size on this device";
+    }
+  });
+}
+
+TEST(PlanTest, EveryWarpHasAtLeastOneStageInSharedMemory) {
+  ForEachCase([](const PackedLayout& layout, int m, const DeviceShape& device) {
+    const LinearPlan plan = ChooseLinearPlan(layout, m, device);
+    const int64_t ring = int64_t{plan.num_warps} * StageBytes(layout);
+    EXPECT_LE(PlanFixedSharedBytes(layout, plan, m) + ring, device.shared_bytes);
+  });
+}
+
+TEST(PlanTest, AllBlocksRunAtOnceWhereOneClusterOrRowOfBlocksFits) {
+  ForEachCase([](const PackedLayout& layout, int m, const DeviceShape& device) {
+    const LinearPlan plan = ChooseLinearPlan(layout, m, device);
+    if (plan.cluster_join) {
+      EXPECT_LE(plan.num_splits, device.max_clusters[static_cast<size_t>(plan.num_ranks)]);
+    } else {
+      EXPECT_LE(plan.num_splits * plan.num_ranks, std::max(device.num_sms, plan.num_ranks));
+    }
+  });
+}
+
+TEST(PlanTest, BlocksAndWarpsCoverEveryUnitOnce) {
+  ForEachCase([](const PackedLayout& layout, int m, const DeviceShape& device) {
+    const LinearPlan plan = ChooseLinearPlan(layout, m, device);
+    ASSERT_GE(plan.num_splits, 1);
+    const EvenSplit strips(layout.num_strips, plan.num_splits);
+    const EvenSplit units(layout.num_units, plan.num_ranks);
+    int64_t covered = 0;
+    for (int split = 0; split < plan.num_splits; ++split) {
+      ASSERT_EQ(strips.Begin(split + 1), strips.Begin(split) + strips.Size(split));
+      for (int rank = 0; rank < plan.num_ranks; ++rank) {
+        const EvenSplit runs(strips.Size(split) * units.Size(rank), plan.num_warps);
+        for (int warp = 0; warp < plan.num_warps; ++warp) covered += runs.Size(warp);
+      }
+    }
+    ASSERT_EQ(strips.Begin(plan.num_splits), layout.num_strips);
+    ASSERT_EQ(units.Begin(plan.num_ranks), layout.num_units);
+    EXPECT_EQ(covered, int64_t{layout.num_strips} * layout.num_units);
+  });
+}
+
+TEST(PlanTest, PartsOfSharedMemoryAreAlignedAndDoNotOverlap) {
+  ForEachCase([](const PackedLayout& layout, int m, const DeviceShape& device) {
+    const LinearPlan plan = ChooseLinearPlan(layout, m, device);
+    ASSERT_GE(plan.num_splits, 1);
+    const SharedLayout shared = LayOutShared(layout, plan, BatchBlocks(m));
+    const std::vector<uint32_t> starts = {
+        kSharedHeadBytes, shared.sums_offset,        shared.scales_offset,     shared.digits_offset,
+        shared.x_offset,  shared.first_slots_offset, shared.join_slots_offset, shared.ring_offset};
+    EXPECT_TRUE(std::is_sorted(starts.begin(), starts.end()));
+    for (const uint32_t start : starts) EXPECT_EQ(start % 16, 0u);
+    EXPECT_EQ(shared.ring_offset, PlanFixedSharedBytes(layout, plan, m));
+  });
+}
+
+TEST(PlanTest, ADeviceWithTooLittleSharedMemoryHasNoPlan) {
+  const PackedLayout layout = Layout(4096, 4096, 128, false, 0);
+  EXPECT_EQ(ChooseLinearPlan(layout, 8, Device(100, 8, false)).num_splits, 0);
+}
+
+TEST(PlanTest, BigLayersUseNearlyAllOfTheDevice) {
+  for (const auto& [name, device] : Devices()) {
+    SCOPED_TRACE(name);
+    const LinearPlan plan = ChooseLinearPlan(Layout(14848, 75264, 128, false, 512), 8, device);
+    EXPECT_GE(plan.num_splits * plan.num_ranks * 10, device.num_sms * 9);
+  }
+}
+
+}  // namespace
+}  // namespace flashquant::cuda
