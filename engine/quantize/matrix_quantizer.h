@@ -24,7 +24,7 @@ struct MatrixQuantizerOptions {
   double least_benefit = 0;
   int32_t tile_k = 256;    // a multiple of the group size
   int num_threads = 1;     // does not change the result
-  int descent_sweeps = 2;  // QuantizeMatrixGptq only
+  int descent_sweeps = 4;  // QuantizeMatrixGptq only
 };
 
 // A quarter of a tile column is the most that the search looks at.

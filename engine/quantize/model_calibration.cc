@@ -66,11 +66,17 @@ absl::Status ModelCalibration::Init(std::span<const int32_t> tokens) {
                                   config_.vocab_size - 1, id);
     }
   }
+  NameLayers();
+  FQ_RETURN_IF_ERROR(PrepareBackend());
+  return Embed(tokens);
+}
+
+// What a forward pass over one window needs.
+absl::Status ModelCalibration::PrepareBackend() {
   layer_config_ = config_;
   layer_config_.num_layers = 1;
   layer_config_.vocab_size = 1;
   layer_config_.tie_word_embeddings = true;
-  NameLayers();
   FQ_ASSIGN_OR_RETURN(
       backend_, CreateBackend({.kind = options_.backend, .num_threads = options_.num_threads}));
   observed_ = std::make_unique<ObservedBackend>(backend_.get());
@@ -97,8 +103,7 @@ absl::Status ModelCalibration::Init(std::span<const int32_t> tokens) {
   plan.num_rows = rows;
   plan.phase = StepPhase::kPrefill;
   plan.sequences.push_back({.token_ids = no_tokens, .block_ids = block_ids});
-  FQ_RETURN_IF_ERROR(batch_->Load(plan));
-  return Embed(tokens);
+  return batch_->Load(plan);
 }
 
 void ModelCalibration::NameLayers() {

@@ -60,6 +60,7 @@ class ModelCalibration final : public Calibration {
   ModelCalibration(const Checkpoint& checkpoint, const ModelCalibrationOptions& options)
       : checkpoint_(checkpoint), options_(options) {}
   absl::Status Init(std::span<const int32_t> tokens);
+  absl::Status PrepareBackend();
   absl::Status Embed(std::span<const int32_t> tokens);
   void NameLayers();
   absl::StatusOr<std::unique_ptr<DecoderModel>> LoadLayer(int32_t layer);

@@ -31,7 +31,7 @@ struct QuantizeOptions {
   // this times what replacing a weight of the layer by its column's mean costs (SpQR's threshold).
   double threshold = 0;
   double damping = 0.01;                           // kGptq: of the mean of the Hessian's diagonal
-  int descent_sweeps = 2;                          // kGptq: gptq_quantizer.h
+  int descent_sweeps = 4;                          // kGptq: gptq_quantizer.h
   TableFormat embedding = TableFormat::kBFloat16;  // not kInt4
   // nullopt: as the embedding when the head is tied to it, else BF16.
   std::optional<TableFormat> lm_head;

@@ -40,7 +40,7 @@ struct QuantizeFlags {
   std::optional<double> density;
   double threshold = 0;
   double damping = 0.01;
-  int descent = 2;
+  int descent = 4;
   std::string calibration;
   int64_t calibration_tokens = 131072;
   int64_t calibration_skip = 0;
@@ -53,6 +53,7 @@ struct QuantizeFlags {
   std::string json;
   int threads = 0;
   bool overwrite = false;
+  bool report = false;
   bool quiet = false;
 };
 
@@ -188,13 +189,50 @@ absl::Status RunQuantize(const QuantizeFlags& flags) {
                             printer.Show(done, total, tensor);
                           },
                           calibration.get()));
-  if (!flags.quiet) fmt::print("{}", ReportTable(report));
+  if (flags.report || !flags.quiet) fmt::print("{}", ReportTable(report));
   const LayerReport total = report.Total();
   fmt::print("{}: {} quantized layers, group size {}, stored density {:.3f}%, tensors {:.2f} MB\n",
              flags.output, report.layers.size(), report.group_size, 100 * total.stored_density(),
              static_cast<double>(report.tensor_bytes) / 1e6);
   if (!flags.json.empty()) FQ_RETURN_IF_ERROR(WriteReport(flags.json, report));
   return absl::OkStatus();
+}
+
+void AddMethodFlags(CLI::App* command, QuantizeFlags* flags) {
+  command
+      ->add_option(
+          "--method", flags->method,
+          "rtn: round to nearest; gptq: least output error on a calibration text; spqr: the "
+          "same with outliers")
+      ->check(CLI::IsMember({"rtn", "gptq", "spqr"}))
+      ->capture_default_str();
+  command->add_option("--calibration", flags->calibration,
+                      "text file for gptq and spqr; with rtn it adds output errors to the report");
+  command
+      ->add_option("--calibration-tokens", flags->calibration_tokens,
+                   "most tokens to use, 0 = the whole text")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--calibration-skip", flags->calibration_skip,
+                   "tokens of the text to leave out at its beginning")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--calibration-context", flags->calibration_context,
+                   "tokens of a window, 0 = 2048 or the model's own")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--damping", flags->damping,
+                   "gptq and spqr: share of the mean squared input added to all inputs")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->capture_default_str();
+  command
+      ->add_option("--descent", flags->descent,
+                   "gptq and spqr: sweeps of coordinate descent after the first pass")
+      ->check(CLI::Range(0, 100))
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -232,40 +270,7 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code) {
                    "output head: bf16, int8 or int4; auto: as the embedding when tied, else bf16")
       ->check(CLI::IsMember({"auto", "bf16", "int8", "int4"}))
       ->capture_default_str();
-  command
-      ->add_option(
-          "--method", flags->method,
-          "rtn: round to nearest; gptq: least output error on a calibration text; spqr: the "
-          "same with outliers")
-      ->check(CLI::IsMember({"rtn", "gptq", "spqr"}))
-      ->capture_default_str();
-  command->add_option("--calibration", flags->calibration,
-                      "text file for gptq and spqr; with rtn it adds output errors to the report");
-  command
-      ->add_option("--calibration-tokens", flags->calibration_tokens,
-                   "most tokens to use, 0 = the whole text")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command
-      ->add_option("--calibration-skip", flags->calibration_skip,
-                   "tokens of the text to leave out at its beginning")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command
-      ->add_option("--calibration-context", flags->calibration_context,
-                   "tokens of a window, 0 = 2048 or the model's own")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  command
-      ->add_option("--damping", flags->damping,
-                   "gptq and spqr: share of the mean squared input added to all inputs")
-      ->check(CLI::Range(1e-6, 1.0))
-      ->capture_default_str();
-  command
-      ->add_option("--descent", flags->descent,
-                   "gptq and spqr: sweeps of coordinate descent after the first pass")
-      ->check(CLI::Range(0, 100))
-      ->capture_default_str();
+  AddMethodFlags(command, flags.get());
   command
       ->add_option("--outliers", flags->outliers,
                    "how outliers are chosen: rescale (least error, finer scales included), error, "
@@ -277,6 +282,7 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   command->add_option("--json", flags->json, "also write the report to this file");
   command->add_flag("--overwrite", flags->overwrite, "replace an existing model folder");
+  command->add_flag("--report", flags->report, "print the table of layers with --quiet too");
   command->add_flag("--quiet", flags->quiet, "no progress, no table");
   command->callback([flags, exit_code] { *exit_code = ReportStatus(RunQuantize(*flags)); });
 }

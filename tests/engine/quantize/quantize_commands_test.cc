@@ -65,6 +65,20 @@ TEST(QuantizeCommandTest, PrintsATableAndWritesTheReport) {
   EXPECT_EQ(report, nlohmann::json::parse(FileBytes(dir / "out/quantize_report.json")));
 }
 
+TEST(QuantizeCommandTest, QuietLeavesTheTableOutUnlessAReportIsAskedFor) {
+  const WorkDir dir;
+  WriteSmallModel({}, dir / "in");
+  const CommandResult quiet =
+      RunCommand({"quantize", "--input", dir / "in", "--output", dir / "one", "--quiet"});
+  EXPECT_EQ(quiet.exit_code, 0) << quiet.err;
+  EXPECT_EQ(quiet.out.find("24 x 256"), std::string::npos);
+  EXPECT_EQ(quiet.err, "");
+  const CommandResult report = RunCommand(
+      {"quantize", "--input", dir / "in", "--output", dir / "two", "--quiet", "--report"});
+  EXPECT_THAT(report.out, HasSubstr("24 x 256"));
+  EXPECT_EQ(report.err, "");
+}
+
 TEST(QuantizeCommandTest, ExitCodesTellWhatWasWrong) {
   const WorkDir dir;
   WriteSmallModel({}, dir / "in");
