@@ -14,9 +14,9 @@ for arch in ${FQ_GPU_ARCHS:-90}; do
   flags+=("-gencode=arch=compute_${arch},code=sm_${arch}")
 done
 
-common=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout}.cc kernels/cuda/linear_w4a16/launch.cu
+common=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout}.cc kernels/cuda/linear_w4a16/{launch,pack_device}.cu
   kernels/cuda/linear_w4a16/instance_m{8,16,32}_{bulk,cp_async}.cu kernels/bench/linear_problem.cc)
-programs=(tests/gpu/linear_w4a16_test.cu tests/gpu/linear_w4a16_bench.cu tests/gpu/cublas_baseline.cc)
+programs=(tests/gpu/linear_w4a16_test.cu tests/gpu/pack_device_test.cu tests/gpu/linear_w4a16_bench.cu tests/gpu/cublas_baseline.cc)
 
 object() { echo "$out/$(basename "${1%.*}").o"; }
 printf '%s\n' "${common[@]}" "${programs[@]}" |
@@ -31,5 +31,6 @@ printf '%s\n' "${common[@]}" "${programs[@]}" |
 objects=()
 for file in "${common[@]}"; do objects+=("$(object "$file")"); done
 "$nvcc" "${objects[@]}" "$out/linear_w4a16_test.o" -o "$out/linear_w4a16_test"
+"$nvcc" "${objects[@]}" "$out/pack_device_test.o" -o "$out/pack_device_test"
 "$nvcc" "${objects[@]}" "$out/linear_w4a16_bench.o" "$out/cublas_baseline.o" -ldl \
   -o "$out/linear_w4a16_bench"

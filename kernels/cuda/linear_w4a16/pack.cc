@@ -7,26 +7,18 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <thread>
+
+#include "kernels/cuda/linear_w4a16/pack_rules.h"
 
 namespace flashquant::cuda {
 namespace {
-
-constexpr size_t kNumClasses = 8;  // features with equal k % 8 share a bank group of shared memory
-constexpr size_t kMmaSlots = 16;   // slots of one MMA: four quads
-constexpr uint16_t kZeroPoint8AsBf16 = 0x4308;
-constexpr uint8_t kTwoZeroCodes = 0x88;
-constexpr uint32_t kSignBits = 0x88888888;
 
 struct Slot {
   uint16_t position = 0;
   uint16_t value = 0;
 };
-
-uint16_t Position(int64_t feature, int64_t channel) {
-  return static_cast<uint16_t>(channel % 16 | int64_t{XRow(static_cast<uint32_t>(feature))} << 4 |
-                               channel / 16 << 12);
-}
 
 // Outliers of one unit by block of channels.
 using UnitSlots = std::array<std::vector<Slot>, kBlocksPerStrip>;
@@ -48,47 +40,18 @@ size_t NumSlots(const UnitSlots& unit) {
   return slots;
 }
 
-size_t QuadsOf(size_t slots) { return (slots + kSlotsPerQuad - 1) / kSlotsPerQuad; }
-
-uint32_t RecordBytes(size_t slots) {
-  if (slots == 0) return 0;
-  const size_t last = (slots - 1) % kMaxPieceSlots + 1;
-  return static_cast<uint32_t>((slots - last) / kMaxPieceSlots * kMaxPieceBytes +
-                               (QuadsOf(last) + 1) * kQuadBytes);
-}
-
-// Orders a block's slots, of which the first stands at `begin` in its piece, so that the eight
-// 16-byte rows of x that one ldmatrix phase reads lie in different banks as far as possible. An MMA
-// takes 16 slots from the quad on in which the block begins; slots 0, 1 of each quad are its first
-// matrix and 2, 3 its second.
-void OrderForBanks(size_t begin, std::vector<Slot>& slots) {
-  std::stable_sort(slots.begin(), slots.end(),
-                   [](const Slot& a, const Slot& b) { return a.position < b.position; });
-  std::array<std::vector<Slot>, kNumClasses> classes;
-  for (const Slot& slot : slots) classes[(slot.position >> 4) % kNumClasses].push_back(slot);
-  std::array<size_t, kNumClasses> used{};
-  auto remaining = [&](size_t c) { return classes[c].size() - used[c]; };
-  const size_t skipped = begin % kSlotsPerQuad;  // slots of the block before, in the first quad
-  const size_t end = skipped + slots.size();
-  for (size_t mma = 0; mma < end; mma += kMmaSlots) {
-    for (size_t matrix = 0; matrix < 2; ++matrix) {
-      std::array<bool, kNumClasses> taken{};
-      for (size_t i = 0; i < kMmaSlots; ++i) {
-        const size_t at = mma + i;
-        if (i / 2 % 2 != matrix || at < skipped || at >= end) continue;
-        size_t best = kNumClasses;
-        for (size_t c = 0; c < kNumClasses; ++c) {
-          if (remaining(c) == 0) continue;
-          if (best == kNumClasses || (taken[best] && !taken[c]) ||
-              (taken[best] == taken[c] && remaining(c) > remaining(best))) {
-            best = c;
-          }
-        }
-        taken[best] = true;
-        slots[at - skipped] = classes[best][used[best]++];
-      }
-    }
-  }
+// See pack_rules.h.
+void OrderBlock(size_t begin, std::vector<Slot>& slots) {
+  std::stable_sort(slots.begin(), slots.end(), [](const Slot& a, const Slot& b) {
+    return SlotSortKey(a.position) < SlotSortKey(b.position);
+  });
+  std::array<uint16_t, kBankClasses + 1> class_begin{};
+  for (const Slot& slot : slots) ++class_begin[static_cast<size_t>(BankClass(slot.position)) + 1];
+  std::partial_sum(class_begin.begin(), class_begin.end(), class_begin.begin());
+  std::vector<uint16_t> order(slots.size());
+  OrderForBanks(static_cast<int>(begin), class_begin.data(), order.data());
+  const std::vector<Slot> sorted = slots;
+  for (size_t i = 0; i < slots.size(); ++i) slots[i] = sorted[order[i]];
 }
 
 // Writes one piece; the blocks' slots are ordered in place.
@@ -96,14 +59,12 @@ void WritePiece(UnitSlots& piece, uint8_t* out) {
   std::vector<Slot> slots;
   const size_t first = piece[0].size();
   for (std::vector<Slot>& block : piece) {
-    OrderForBanks(slots.size(), block);
+    OrderBlock(slots.size(), block);
     slots.insert(slots.end(), block.begin(), block.end());
   }
-  const size_t quads = QuadsOf(slots.size());
-  const size_t second = first / kSlotsPerQuad;
-  const std::array<uint16_t, 8> trailer = {
-      static_cast<uint16_t>(second * kQuadBytes),
-      static_cast<uint16_t>(std::max(QuadsOf(first), quads - second) * kQuadBytes)};
+  const std::array<uint32_t, 4> trailer = {
+      TrailerWord(static_cast<int>(first), static_cast<int>(slots.size()))};
+  const auto quads = static_cast<size_t>(QuadsOf(static_cast<int>(slots.size())));
   slots.resize(quads * kSlotsPerQuad);
   for (size_t i = 0; i < slots.size(); ++i) {
     uint8_t* quad = out + i / kSlotsPerQuad * kQuadBytes + i % kSlotsPerQuad * 2;
@@ -145,7 +106,7 @@ class Packer {
     if (outliers_.tile_indptr != nullptr) {
       ParallelFor(num_columns_, num_threads, [&](int64_t column) {
         ForEachUnit(column, [&](size_t unit, UnitSlots& slots) {
-          index[unit].num_16bytes = RecordBytes(NumSlots(slots)) / 16;
+          index[unit].num_16bytes = RecordBytes(static_cast<int>(NumSlots(slots))) / 16;
         });
       });
     }
@@ -207,7 +168,8 @@ class Packer {
           if (slot.value == 0) continue;
           const int64_t k = ik * outliers_.tile_k + record[s];
           const int64_t n = record[4 + s];  // inside the column of tiles
-          slot.position = Position(k % kUnitK, n % kStripN);
+          slot.position =
+              SlotPosition(static_cast<uint32_t>(k % kUnitK), static_cast<uint32_t>(n % kStripN));
           units[static_cast<size_t>(n / kStripN * layout_.num_units + k / kUnitK)]
                [static_cast<size_t>(n % kStripN / 16)]
                    .push_back(slot);
@@ -221,52 +183,15 @@ class Packer {
     const int64_t num_chunks = int64_t{layout_.num_units} * kUnitChunks;
     out += strip * num_chunks * chunk_bytes;
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk, out += chunk_bytes) {
-      WriteCodes(strip * kStripN, chunk * kChunkK, out);
-      WriteScales(strip * kStripN, chunk * kChunkK, out + kCodeBytes);
-    }
-  }
-
-  uint8_t CodePair(int64_t n, int64_t k) const {
-    if (n >= weight_.n_padded || k >= weight_.k_padded) return kTwoZeroCodes;
-    return weight_.qweight[n * (weight_.k_padded / 2) + k / 2];
-  }
-
-  void WriteCodes(int64_t n0, int64_t k0, uint8_t* out) const {
-    for (int64_t pair = 0; pair < kChunkK / 32; ++pair) {
-      for (int64_t lane = 0; lane < 32; ++lane) {
-        for (int64_t i = 0; i < 4; ++i) {  // step, block
-          uint32_t word = 0;
-          for (int64_t r = 0; r < 4; ++r) {
-            const uint32_t codes =
-                CodePair(n0 + 16 * (i % 2) + lane / 4 + 8 * (r % 2),
-                         k0 + 32 * pair + 16 * (i / 2) + 4 * (lane % 4) + 2 * (r / 2));
-            word |= (codes & 0xf) << (4 * r) | (codes >> 4) << (4 * r + 16);
-          }
-          word ^= kSignBits;
-          std::memcpy(out, &word, 4);
-          out += 4;
-        }
+      const int64_t n0 = strip * kStripN;
+      const int64_t k0 = chunk * kChunkK;
+      for (int i = 0; i < kCodeWordsPerChunk; ++i) {
+        const uint32_t word = CodeWord(weight_, n0, k0, i);
+        std::memcpy(out + 4 * i, &word, 4);
       }
-    }
-  }
-
-  // Scales, then zero points, of the strip's channels in the order of packed_format.h.
-  void WriteScales(int64_t n0, int64_t k0, uint8_t* out) const {
-    const int64_t groups_per_row = weight_.k_padded / weight_.group_size;
-    for (int part = 0; part < (layout_.has_zeros ? 2 : 1); ++part) {
-      for (int64_t group = 0; group < layout_.groups_per_chunk; ++group) {
-        const int64_t k = k0 + group * (kChunkK / layout_.groups_per_chunk);
-        for (int64_t i = 0; i < kStripN; ++i) {
-          const int64_t n = n0 + i % 4 / 2 * 16 + i / 4 + i % 2 * 8;
-          uint16_t value = part == 0 ? uint16_t{0} : kZeroPoint8AsBf16;
-          if (n < weight_.n_padded && k < weight_.k_padded) {
-            const int64_t index = n * groups_per_row + k / weight_.group_size;
-            value = part == 0 ? weight_.scales[index]
-                              : static_cast<uint16_t>(0x4300 | weight_.zeros[index]);
-          }
-          std::memcpy(out, &value, 2);
-          out += 2;
-        }
+      for (int i = 0; i < ScaleEntriesPerChunk(layout_); ++i) {
+        const uint16_t entry = ScaleEntry(weight_, layout_, n0, k0, i);
+        std::memcpy(out + kCodeBytes + 2 * i, &entry, 2);
       }
     }
   }
