@@ -65,6 +65,8 @@ struct BlockCounts {
 };
 static_assert(kBlocksPerStrip == 2 && 16 * kUnitK < 1 << 16);
 
+__device__ int BlockOfSlot(uint32_t slot) { return static_cast<int>(slot >> 12 & 1); }
+
 // The slots of a lane's record that belong to the unit.
 struct LaneSlots {
   uint32_t slots[4];  // position, then value in the high half; 0: not of this unit
@@ -81,9 +83,10 @@ __device__ LaneSlots ReadRecord(uint4 record, int64_t k0, int64_t unit_k0, int f
     if (value == 0 || channel < 0 || channel >= kStripN || feature < 0 || feature >= kUnitK) {
       continue;
     }
-    out.slots[s] =
-        value << 16 | SlotPosition(static_cast<uint32_t>(feature), static_cast<uint32_t>(channel));
-    out.counts.packed += channel < 16 ? 1u : 1u << 16;
+    const uint32_t position =
+        SlotPosition(static_cast<uint32_t>(feature), static_cast<uint32_t>(channel));
+    out.slots[s] = value << 16 | position;
+    out.counts.packed += BlockOfSlot(position) == 0 ? 1u : 1u << 16;
   }
   return out;
 }
@@ -118,7 +121,7 @@ __device__ BlockCounts VisitSlots(const TileCooPointers& outliers, int64_t k, in
       BlockCounts at = {before.packed + sum - mine.counts.packed};
       for (const uint32_t slot : mine.slots) {
         if (slot == 0) continue;
-        const int block = static_cast<int>(slot >> 12 & 1);
+        const int block = BlockOfSlot(slot);
         visit(block, at.of(block), slot);
         at.packed += block == 0 ? 1u : 1u << 16;
       }
