@@ -28,7 +28,10 @@ FQ_MULTIVERSION void AddScaledColumns(int64_t count, const float* factors, const
 FQ_MULTIVERSION void RoundColumn(const float* values, const float* scale, const float* inverse,
                                  const float* zero, float* rounded, uint8_t* codes) {
   for (int64_t row = 0; row < kRows; ++row) {
-    const float level = std::min(std::max(values[row] * inverse[row] + zero[row], 0.0f), 15.0f);
+    // Written so that a value that is not a number gets a code all the same.
+    float level = values[row] * inverse[row] + zero[row];
+    level = level > 0.0f ? level : 0.0f;
+    level = level < 15.0f ? level : 15.0f;
     const float code = (level + kRoundMagic) - kRoundMagic;
     rounded[row] = scale[row] * (code - zero[row]);
     codes[row] = static_cast<uint8_t>(static_cast<int32_t>(code));
@@ -98,7 +101,8 @@ void GptqRows::FitGroup(int64_t begin, int64_t end, std::span<const float> value
   std::vector<int32_t> chosen;
   for (int64_t row = 0; row < num_rows_; ++row) {
     for (size_t i = 0; i < count; ++i) {
-      in_order[i] = values[static_cast<size_t>((place_of[i] - begin) * kRows + row)];
+      const float value = values[static_cast<size_t>((place_of[i] - begin) * kRows + row)];
+      in_order[i] = std::fabs(value) <= kMaxWeightMagnitude ? value : 0.0f;
     }
     const int32_t outliers =
         plan_.outliers[static_cast<size_t>((first_row_ + row) * groups_per_row_ + group)];

@@ -9,15 +9,18 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "engine/base/exit_code.h"
 #include "engine/checkpoint/file_reader.h"
 #include "engine/checkpoint/gguf_reader.h"
+#include "engine/checkpoint/gguf_tokenizer.h"
 #include "engine/checkpoint/json.h"
 #include "engine/quantize/checkpoint_quantizer.h"
 #include "engine/quantize/matrix_quantizer.h"
@@ -126,12 +129,23 @@ absl::Status CheckFlags(const QuantizeFlags& flags) {
   return absl::OkStatus();
 }
 
+// Of a folder or of a GGUF file.
+absl::StatusOr<std::unique_ptr<Tokenizer>> TokenizerOf(const std::string& path) {
+  if (std::filesystem::is_directory(path)) return LoadTokenizer(path);
+  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> gguf, GgufFile::Open(path));
+  FQ_ASSIGN_OR_RETURN(GgufTokenizerFiles files, TokenizerFromGguf(*gguf));
+  TokenizerFiles texts;
+  texts.tokenizer_json = std::move(files.tokenizer_json);
+  texts.tokenizer_config = std::move(files.tokenizer_config_json);
+  return MakeTokenizer(texts);
+}
+
 // Null without --calibration.
 absl::StatusOr<std::unique_ptr<Calibration>> CalibrationFrom(const QuantizeFlags& flags,
                                                              const Checkpoint& checkpoint) {
   if (flags.calibration.empty()) return std::unique_ptr<Calibration>();
   FQ_ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.calibration, kMaxTextBytes));
-  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(checkpoint.path));
+  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, TokenizerOf(checkpoint.path));
   const std::vector<int32_t> tokens = tokenizer->Encode(text, SpecialText::kPlain);
   ModelCalibrationOptions options;
   options.text_path = flags.calibration;

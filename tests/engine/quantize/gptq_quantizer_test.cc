@@ -335,6 +335,16 @@ TEST(GptqQuantizerTest, SingularAndEmptyHessiansGiveAResultLikeRoundToNearest) {
   EXPECT_LT(singular.output_error, 1e-3 * singular.output_energy);
 }
 
+TEST(GptqQuantizerTest, WeightsAndInputsAtTheEdgeOfTheirRangeGiveAValidMatrix) {
+  Layer layer = MakeLayer(8, 128, 100, 9);
+  for (size_t i = 0; i < layer.weights.size(); i += 17) layer.weights[i] *= 1e16f;
+  for (size_t i = 0; i < layer.inputs.size(); ++i) layer.inputs[i] *= i % 128 == 50 ? 1e12f : 1e-9f;
+  layer.hessian = Hessian(128);
+  layer.hessian.Add(layer.inputs, 1);
+  const QuantizedMatrix result = Quantize(layer, Options(64, 0.02));
+  FQ_EXPECT_OK(ValidateInt4Weight(result.weight));
+}
+
 TEST(GptqQuantizerTest, AHigherThresholdKeepsFewerOutliers) {
   const Layer layer = MakeLayer(48, 256, 300, 8);
   const auto factor = FactorHessian(layer.hessian, {.group_size = 128});
