@@ -14,23 +14,31 @@ for arch in ${FQ_GPU_ARCHS:-90}; do
   flags+=("-gencode=arch=compute_${arch},code=sm_${arch}")
 done
 
-common=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout}.cc kernels/cuda/linear_w4a16/{launch,pack_device}.cu
-  kernels/cuda/linear_w4a16/instance_m{8,16,32}_{bulk,cp_async}.cu kernels/bench/linear_problem.cc)
-programs=(tests/gpu/linear_w4a16_test.cu tests/gpu/pack_device_test.cu tests/gpu/linear_w4a16_bench.cu tests/gpu/cublas_baseline.cc)
+kernel=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout}.cc kernels/cuda/linear_w4a16/{launch,pack_device}.cu
+  kernels/cuda/linear_w4a16/instance_m{8,16,32}_{bulk,cp_async}.cu)
+bench=(kernels/bench/{cublas_baseline,cusparse_baseline,kernel_bench,linear_problem,slot_order}.cc
+  kernels/bench/{graph_timer,kernel_bench}.cu)
+programs=(tests/gpu/{linear_w4a16_test,pack_device_test,linear_w4a16_bench}.cu)
 
-object() { echo "$out/$(basename "${1%.*}").o"; }
-printf '%s\n' "${common[@]}" "${programs[@]}" |
+# Objects are built again when their source or a header that they may include is newer.
+object() { echo "$out/$(basename "$1").o"; }
+printf '%s\n' "${kernel[@]}" "${bench[@]}" "${programs[@]}" |
   xargs -P "${FQ_JOBS:-$(nproc)}" -I{} bash -c \
     'file="$1"; shift; out="$1"; shift; nvcc="$1"; shift
-     object="$out/$(basename "${file%.*}").o"
-     if [[ -n "$(find kernels/bench kernels/cuda tests/gpu -newer "$object" -name "*.*" 2>/dev/null | grep -E "\.(h|cuh)$")" ||
+     object="$out/$(basename "$file").o"
+     folders=(kernels/cuda)
+     if [[ "$file" != kernels/cuda/* ]]; then folders+=(kernels/bench tests/gpu); fi
+     if [[ -n "$(find "${folders[@]}" -newer "$object" -name "*.*" 2>/dev/null | grep -E "\.(h|cuh)$")" ||
            ! -f "$object" || "$file" -nt "$object" ]]; then
        "$nvcc" "$@" -c "$file" -o "$object"
      fi' _ {} "$out" "$nvcc" "${flags[@]}"
 
-objects=()
-for file in "${common[@]}"; do objects+=("$(object "$file")"); done
-"$nvcc" "${objects[@]}" "$out/linear_w4a16_test.o" -o "$out/linear_w4a16_test"
-"$nvcc" "${objects[@]}" "$out/pack_device_test.o" -o "$out/pack_device_test"
-"$nvcc" "${objects[@]}" "$out/linear_w4a16_bench.o" "$out/cublas_baseline.o" -ldl \
-  -o "$out/linear_w4a16_bench"
+link() {
+  local program="$1" objects=()
+  shift
+  for file in "$@" "tests/gpu/$program.cu"; do objects+=("$(object "$file")"); done
+  "$nvcc" "${objects[@]}" -ldl -o "$out/$program"
+}
+link linear_w4a16_test "${kernel[@]}" kernels/bench/linear_problem.cc
+link pack_device_test "${kernel[@]}" kernels/bench/linear_problem.cc
+link linear_w4a16_bench "${kernel[@]}" "${bench[@]}"

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace flashquant::gpu_test {
+namespace flashquant::bench {
 
 class CublasBaseline {
  public:
@@ -26,4 +26,4 @@ class CublasBaseline {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace flashquant::gpu_test
+}  // namespace flashquant::bench

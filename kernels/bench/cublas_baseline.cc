@@ -1,5 +1,5 @@
 // See cublas_baseline.h.
-#include "tests/gpu/cublas_baseline.h"
+#include "kernels/bench/cublas_baseline.h"
 
 #include <dlfcn.h>
 
@@ -11,7 +11,7 @@
 #define FQ_HAVE_CUBLAS_HEADERS 1
 #endif
 
-namespace flashquant::gpu_test {
+namespace flashquant::bench {
 
 #ifdef FQ_HAVE_CUBLAS_HEADERS
 
@@ -151,4 +151,4 @@ bool CublasBaseline::Run(int, const void*, const void*, void*, cudaStream_t) { r
 
 #endif
 
-}  // namespace flashquant::gpu_test
+}  // namespace flashquant::bench

@@ -1,0 +1,85 @@
+// Device arrays of the benchmarks, and how they deal with errors: the first CUDA call of a thread
+// that fails is kept in words, later work goes on as a quick no-op where that matters, and the
+// benchmark reports it at its end.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace flashquant::bench {
+
+// "" while all is well.
+inline std::string& FirstCudaError() {
+  thread_local std::string error;
+  return error;
+}
+
+inline bool CudaFailed() { return !FirstCudaError().empty(); }
+
+inline bool NoteCuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return true;
+  if (!CudaFailed()) FirstCudaError() = std::string(what) + ": " + cudaGetErrorString(error);
+  return false;
+}
+
+#define FQ_NOTE_CUDA(call) ::flashquant::bench::NoteCuda((call), #call)
+
+template <typename T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  explicit DeviceArray(size_t count) : count_(count) {
+    if (!FQ_NOTE_CUDA(cudaMalloc(&data_, (count == 0 ? 1 : count) * sizeof(T)))) data_ = nullptr;
+  }
+  explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) {
+    if (data_ == nullptr) return;
+    FQ_NOTE_CUDA(cudaMemcpy(data_, host.data(), bytes(), cudaMemcpyHostToDevice));
+  }
+  DeviceArray(DeviceArray&& other) noexcept { *this = std::move(other); }
+  DeviceArray& operator=(DeviceArray&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(count_, other.count_);
+    return *this;
+  }
+  ~DeviceArray() { cudaFree(data_); }
+
+  DeviceArray Clone() const {
+    DeviceArray copy(count_);
+    if (copy.data_ != nullptr && data_ != nullptr) {
+      FQ_NOTE_CUDA(cudaMemcpy(copy.data_, data_, bytes(), cudaMemcpyDeviceToDevice));
+    }
+    return copy;
+  }
+  void FillBytes(int byte) {
+    if (data_ != nullptr) FQ_NOTE_CUDA(cudaMemset(data_, byte, bytes()));
+  }
+  T* get() const { return data_; }
+  size_t count() const { return count_; }
+  size_t bytes() const { return count_ * sizeof(T); }
+
+ private:
+  T* data_ = nullptr;
+  size_t count_ = 0;
+};
+
+// At least two arrays, together more than 256 MB, so that none is in a cache when its turn comes.
+inline int NumColdCopies(int64_t bytes) {
+  constexpr int64_t kColdBytes = 256 << 20;
+  const int64_t copies = (kColdBytes + bytes - 1) / (bytes > 0 ? bytes : 1);
+  return static_cast<int>(copies < 2 ? 2 : copies);
+}
+
+template <typename T>
+std::vector<DeviceArray<T>> ColdCopies(DeviceArray<T> first, int count) {
+  std::vector<DeviceArray<T>> copies;
+  copies.push_back(std::move(first));
+  while (static_cast<int>(copies.size()) < count && !CudaFailed()) {
+    copies.push_back(copies[0].Clone());
+  }
+  return copies;
+}
+
+}  // namespace flashquant::bench
