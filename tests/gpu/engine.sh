@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The CUDA backend on this machine's GPU:  tests/gpu/engine.sh [--prebuilt DIR]
 #   every op against the oracle, whole models against the reference and the CPU backend, memcheck on
-#   small cases, one prompt and a served load on the demo model. One line a check; logs in the build
-#   folder.
+#   small cases, one prompt and a served load on the demo model, the time of a decode step of an 8B
+#   model's shapes. One line a check; logs in the build folder.
 # --prebuilt DIR: uses the programs in DIR (shared libraries in DIR/lib, logs to DIR/logs).
 # FQ_TEST_DATA: folder with models/story-22m, default ../shared. Exit code 0 only when all passed.
 set -euo pipefail
@@ -12,12 +12,14 @@ parity="linear attention pointwise sample"
 if [[ "${1:-}" == "--prebuilt" ]]; then
   build="$2"
   tests="$2"
+  bench="$2/decode_step_bench"
   export LD_LIBRARY_PATH="$2/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 else
   build=build/cuda-dev
   tests="$build/tests/parity"
+  bench="$build/tests/gpu/decode_step_bench"
   cmake --preset cuda-dev
-  targets=(flashquant model_parity_test)
+  targets=(flashquant model_parity_test decode_step_bench)
   for op in $parity; do targets+=("${op}_parity_test"); done
   cmake --build --preset cuda-dev --target "${targets[@]}"
 fi
@@ -54,7 +56,7 @@ tail -n 1 "$logs/complete.log"
 serve() {
   local target=127.0.0.1:50551 server status=0 clients=()
   "$build/flashquant" serve --backend cuda --model deploy/demo-model --listen "$target" \
-    --metrics-listen off --run-ahead >"$logs/server.log" 2>&1 &
+    --metrics-listen 127.0.0.1:9564 --run-ahead >"$logs/server.log" 2>&1 &
   server="$!"
   for _ in $(seq 50); do
     kill -0 "$server" 2>/dev/null || return 1
@@ -73,6 +75,9 @@ serve() {
 }
 check serve serve
 tail -n 3 "$logs/server.log"
+
+check decode_step "$bench" 1 8 16 32 64
+cat "$logs/decode_step.log"
 
 if command -v compute-sanitizer >/dev/null; then
   check memcheck_attention timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 \

@@ -20,6 +20,7 @@ int64_t Bytes(const std::vector<T>& items) {
 void AttentionStep::Begin(const AttentionBatch& host_batch) {
   const auto num_sequences = static_cast<size_t>(host_batch.num_sequences);
   query_indptr_.assign(host_batch.query_indptr, host_batch.query_indptr + num_sequences + 1);
+  block_indptr_.assign(host_batch.block_indptr, host_batch.block_indptr + num_sequences + 1);
   context_lengths_.assign(host_batch.context_lengths, host_batch.context_lengths + num_sequences);
   planned_kv_heads_ = 0;
 }
@@ -49,6 +50,7 @@ absl::Status AttentionStep::Plan(const PagedAttentionParams& params, int32_t gro
   AttentionBatch host_batch = params.batch;
   host_batch.query_indptr = query_indptr_.data();
   host_batch.context_lengths = context_lengths_.data();
+  host_batch.block_indptr = block_indptr_.data();
   const AttentionPlan plan = MakeAttentionPlan(host_batch, group, params.sliding_window,
                                                WideTileRows(PaddedHeadDim(params.head_dim)));
   const int64_t wide_offset = Bytes(plan.narrow);

@@ -33,6 +33,7 @@ class AttentionStep final {
   const cudaStream_t stream_;
   std::vector<int32_t> query_indptr_;
   std::vector<int32_t> context_lengths_;
+  std::vector<int32_t> block_indptr_;
   // What work_ was made for; num_kv_heads 0: nothing yet in this step.
   int32_t planned_group_ = 0;
   int32_t planned_window_ = 0;

@@ -25,6 +25,7 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_mul
   FQ_ASSIGN_OR_RETURN(UploadRing uploads, UploadRing::Create(backend->stream_));
   backend->uploads_ = std::make_unique<UploadRing>(std::move(uploads));
   FQ_ASSIGN_OR_RETURN(backend->dense_linear_, DenseLinear::Create(backend.get(), backend->stream_));
+  FQ_ASSIGN_OR_RETURN(backend->fused_linear_, FusedLinear::Create(backend.get(), backend->stream_));
   backend->attention_ = std::make_unique<AttentionStep>(backend.get(), backend->stream_);
   return backend;
 }
@@ -33,6 +34,7 @@ CudaBackend::~CudaBackend() {
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
   // They hold buffers of this backend.
   attention_.reset();
+  fused_linear_.reset();
   dense_linear_.reset();
   uploads_.reset();
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -104,13 +106,15 @@ absl::Status CudaBackend::Synchronize() {
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::PackLinear(
     std::span<const LinearPart> parts) {
-  FQ_ASSIGN_OR_RETURN(std::unique_ptr<LinearWeight> weight, MakeCudaLinearWeight(parts, this));
+  FQ_ASSIGN_OR_RETURN(std::optional<FusedWeight> fused, fused_linear_->Pack(parts));
+  if (fused.has_value()) return std::make_unique<CudaLinearWeight>(*std::move(fused));
+  FQ_ASSIGN_OR_RETURN(std::unique_ptr<LinearWeight> weight, MakeDenseWeight(parts, this));
   return weight;
 }
 
 absl::Status CudaBackend::Embedding(const EmbeddingParams& params) {
   const auto& table = static_cast<const CudaLinearWeight&>(*params.table);
-  if (!table.is_dense()) {
+  if (!table.is_table()) {
     return InvalidArgumentError("embedding table in INT4; BF16, F16, F32 or I8");
   }
   return ToStatus(LaunchEmbedding(params, table.matrix(), table.n(), table.k(), stream_),
@@ -128,14 +132,23 @@ absl::Status CudaBackend::Linear(const LinearParams& params) {
   }
   if (params.num_rows < 1) return InvalidArgumentError("linear: {} rows", params.num_rows);
   const auto& weight = static_cast<const CudaLinearWeight&>(*params.weight);
+  const FusedWeight* fused = weight.fused();
+  const bool y_is_float = params.y_dtype == DType::kF32;
+  if (fused != nullptr && params.num_rows <= kMaxFusedRows && !y_is_float) {
+    return fused_linear_->Run(*fused, params.num_rows, params.x, params.y);
+  }
+  const void* matrix = weight.matrix();
+  if (fused != nullptr) {
+    FQ_ASSIGN_OR_RETURN(matrix, fused_linear_->Unpack(*fused));
+  }
   return dense_linear_->Run({.num_rows = params.num_rows,
                              .n = weight.n(),
                              .k = weight.k(),
                              .x = params.x,
-                             .matrix = weight.matrix(),
+                             .matrix = matrix,
                              .bias = weight.bias(),
                              .y = params.y,
-                             .y_is_float = params.y_dtype == DType::kF32});
+                             .y_is_float = y_is_float});
 }
 
 absl::Status CudaBackend::RopeAndKvWrite(const RopeAndKvWriteParams& params) {

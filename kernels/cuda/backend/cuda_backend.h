@@ -14,6 +14,7 @@
 #include "kernels/cuda/backend/cuda_device.h"
 #include "kernels/cuda/backend/cuda_memory.h"
 #include "kernels/cuda/backend/dense_linear.h"
+#include "kernels/cuda/backend/fused_linear.h"
 
 namespace flashquant::cuda {
 
@@ -56,6 +57,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<UploadRing> uploads_;
   std::array<ReadBackSlot, kNumReadBackSlots> read_backs_;
   std::unique_ptr<DenseLinear> dense_linear_;
+  std::unique_ptr<FusedLinear> fused_linear_;
   std::unique_ptr<AttentionStep> attention_;
 };
 

@@ -117,15 +117,15 @@ absl::StatusOr<DeviceBuffer> CopyBias(std::span<const LinearPart> parts, int64_t
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaLinearWeight>> MakeCudaLinearWeight(
-    std::span<const LinearPart> parts, Backend* backend) {
+absl::StatusOr<std::unique_ptr<CudaLinearWeight>> MakeDenseWeight(std::span<const LinearPart> parts,
+                                                                  Backend* backend) {
   FQ_RETURN_IF_ERROR(CheckLinearParts(parts));
   const int64_t k = parts[0].k();
   int64_t n = 0;
-  bool is_dense = true;
+  bool is_table = true;
   for (const LinearPart& part : parts) {
     n += part.n();
-    is_dense = is_dense && part.int4 == nullptr;
+    is_table = is_table && part.int4 == nullptr;
   }
   const int64_t num_bytes = n * k * int64_t{sizeof(BFloat16)};
   FQ_ASSIGN_OR_RETURN(DeviceBuffer matrix, backend->Allocate(num_bytes));
@@ -135,8 +135,7 @@ absl::StatusOr<std::unique_ptr<CudaLinearWeight>> MakeCudaLinearWeight(
     first_row += part.n();
   }
   FQ_ASSIGN_OR_RETURN(DeviceBuffer bias, CopyBias(parts, n, backend));
-  return std::make_unique<CudaLinearWeight>(n, k, num_bytes + bias.num_bytes(), std::move(matrix),
-                                            std::move(bias), is_dense);
+  return std::make_unique<CudaLinearWeight>(n, k, std::move(matrix), std::move(bias), is_table);
 }
 
 }  // namespace flashquant::cuda

@@ -16,7 +16,7 @@ absl::Status ToStatus(cudaError_t error, std::string_view what) {
 
 absl::Status ToStatus(cublasStatus_t status, std::string_view what) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
-  return InternalError("GPU: {}: {}", what, cublasGetStatusString(status));
+  return InternalError("GPU: {}: cuBLAS status {}", what, static_cast<int>(status));
 }
 
 }  // namespace flashquant::cuda

@@ -14,22 +14,23 @@ constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
 absl::StatusOr<std::unique_ptr<DenseLinear>> DenseLinear::Create(Backend* backend,
                                                                  cudaStream_t stream) {
-  std::unique_ptr<DenseLinear> linear(new DenseLinear(stream));
-  FQ_RETURN_IF_ERROR(ToStatus(cublasCreate(&linear->handle_), "cuBLAS handle"));
-  FQ_RETURN_IF_ERROR(ToStatus(cublasSetStream(linear->handle_, stream), "cuBLAS stream"));
+  FQ_ASSIGN_OR_RETURN(const CublasLibrary* cublas, OpenCublas());
+  std::unique_ptr<DenseLinear> linear(new DenseLinear(cublas, stream));
+  FQ_RETURN_IF_ERROR(ToStatus(cublas->create(&linear->handle_), "cuBLAS handle"));
+  FQ_RETURN_IF_ERROR(ToStatus(cublas->set_stream(linear->handle_, stream), "cuBLAS stream"));
   // Sums of split products stay FP32 too.
-  FQ_RETURN_IF_ERROR(
-      ToStatus(cublasSetMathMode(linear->handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION),
-               "cuBLAS mode"));
+  FQ_RETURN_IF_ERROR(ToStatus(
+      cublas->set_math_mode(linear->handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION),
+      "cuBLAS mode"));
   FQ_ASSIGN_OR_RETURN(linear->workspace_, backend->Allocate(kWorkspaceBytes));
   FQ_RETURN_IF_ERROR(
-      ToStatus(cublasSetWorkspace(linear->handle_, linear->workspace_.data(), kWorkspaceBytes),
+      ToStatus(cublas->set_workspace(linear->handle_, linear->workspace_.data(), kWorkspaceBytes),
                "cuBLAS workspace"));
   return linear;
 }
 
 DenseLinear::~DenseLinear() {
-  if (handle_ != nullptr) cublasDestroy(handle_);
+  if (handle_ != nullptr) cublas_->destroy(handle_);
 }
 
 absl::Status DenseLinear::Run(const DenseLinearArguments& arguments) {
@@ -45,11 +46,12 @@ absl::Status DenseLinear::Run(const DenseLinearArguments& arguments) {
   const auto n = static_cast<int>(arguments.n);
   const auto k = static_cast<int>(arguments.k);
   // Row-major y [m, n] is column-major [n, m]: cuBLAS sees W (transposed) times x.
-  return ToStatus(cublasGemmEx(handle_, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, arguments.matrix,
-                               CUDA_R_16BF, k, arguments.x, CUDA_R_16BF, k, &beta, arguments.y,
-                               arguments.y_is_float ? CUDA_R_32F : CUDA_R_16BF, n,
-                               CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-                  "linear");
+  return ToStatus(
+      cublas_->gemm_ex(handle_, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, arguments.matrix,
+                       CUDA_R_16BF, k, arguments.x, CUDA_R_16BF, k, &beta, arguments.y,
+                       arguments.y_is_float ? CUDA_R_32F : CUDA_R_16BF, n, CUBLAS_COMPUTE_32F,
+                       CUBLAS_GEMM_DEFAULT),
+      "linear");
 }
 
 }  // namespace flashquant::cuda

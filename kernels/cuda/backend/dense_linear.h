@@ -1,7 +1,6 @@
 // DenseLinear: y = x * W^T + bias for BF16 matrices through cuBLAS, FP32 sums.
 #pragma once
 
-#include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -9,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/backend/cublas_library.h"
 
 namespace flashquant::cuda {
 
@@ -27,6 +27,7 @@ struct DenseLinearArguments {
 // Used from one thread, on one stream. Owns a cuBLAS handle and its workspace.
 class DenseLinear final {
  public:
+  // UNAVAILABLE when cuBLAS is not installed.
   static absl::StatusOr<std::unique_ptr<DenseLinear>> Create(Backend* backend, cudaStream_t stream);
   ~DenseLinear();
   DenseLinear(const DenseLinear&) = delete;
@@ -35,9 +36,11 @@ class DenseLinear final {
   absl::Status Run(const DenseLinearArguments& arguments);
 
  private:
-  explicit DenseLinear(cudaStream_t stream) : stream_(stream) {}
+  DenseLinear(const CublasLibrary* cublas, cudaStream_t stream)
+      : cublas_(cublas), stream_(stream) {}
 
-  cudaStream_t stream_;
+  const CublasLibrary* const cublas_;
+  const cudaStream_t stream_;
   cublasHandle_t handle_ = nullptr;
   DeviceBuffer workspace_;
 };

@@ -2,6 +2,7 @@
 // L1 between the sum and the scaling.
 #include "kernels/cuda/backend/op_launchers.h"
 #include "kernels/cuda/primitives/bf16_rows.cuh"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 
 namespace flashquant::cuda {
 namespace {
@@ -12,6 +13,7 @@ template <int kWidth>
 __global__ void RmsNormKernel(const __nv_bfloat16* x, __nv_bfloat16* residual, const float* weight,
                               float epsilon, int hidden, __nv_bfloat16* out) {
   __shared__ float scratch[32];
+  BeginDependent();
   const int64_t row_begin = static_cast<int64_t>(blockIdx.x) * hidden;
   const __nv_bfloat16* source = x + row_begin;
   float sum = 0.0f;
@@ -51,11 +53,11 @@ cudaError_t LaunchRmsNorm(const RmsNormParams& params, cudaStream_t stream) {
       IsVectorAligned(params.x, params.hidden) && IsVectorAligned(params.out, params.hidden) &&
       (params.residual == nullptr || IsVectorAligned(params.residual, params.hidden));
   const auto kernel = vectors ? RmsNormKernel<kVectorElements> : RmsNormKernel<1>;
-  kernel<<<static_cast<unsigned>(params.num_rows), kThreads, 0, stream>>>(
-      static_cast<const __nv_bfloat16*>(params.x), static_cast<__nv_bfloat16*>(params.residual),
-      static_cast<const float*>(params.weight), params.epsilon, params.hidden,
-      static_cast<__nv_bfloat16*>(params.out));
-  return cudaGetLastError();
+  return LaunchDependent(kernel, dim3(static_cast<unsigned>(params.num_rows)), kThreads, 0, stream,
+                         static_cast<const __nv_bfloat16*>(params.x),
+                         static_cast<__nv_bfloat16*>(params.residual),
+                         static_cast<const float*>(params.weight), params.epsilon, params.hidden,
+                         static_cast<__nv_bfloat16*>(params.out));
 }
 
 }  // namespace flashquant::cuda

@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/backend/op_launchers.h"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/kv_row.cuh"
 
 namespace flashquant::cuda {
@@ -18,6 +19,7 @@ __device__ __nv_bfloat16* CacheRow(void* cache, const PagedKvGeometry& kv, int64
 }
 
 __global__ void RopeAndKvWriteKernel(RopeAndKvWriteParams params) {
+  BeginDependent();
   const int64_t token = blockIdx.x;
   const int d = params.head_dim;
   const int half = d / 2;
@@ -56,8 +58,8 @@ __global__ void RopeAndKvWriteKernel(RopeAndKvWriteParams params) {
 
 cudaError_t LaunchRopeAndKvWrite(const RopeAndKvWriteParams& params, cudaStream_t stream) {
   if (params.num_tokens == 0) return cudaSuccess;
-  RopeAndKvWriteKernel<<<static_cast<unsigned>(params.num_tokens), kThreads, 0, stream>>>(params);
-  return cudaGetLastError();
+  return LaunchDependent(RopeAndKvWriteKernel, dim3(static_cast<unsigned>(params.num_tokens)),
+                         kThreads, 0, stream, params);
 }
 
 }  // namespace flashquant::cuda

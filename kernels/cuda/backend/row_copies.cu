@@ -1,6 +1,7 @@
 // Ops that copy rows: embedding lookup, GatherRows, the bias under a product. One block a row.
 #include "kernels/cuda/backend/op_launchers.h"
 #include "kernels/cuda/primitives/bf16_rows.cuh"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 
 namespace flashquant::cuda {
 namespace {
@@ -24,6 +25,7 @@ __device__ void CopyRow(const __nv_bfloat16* from, int64_t width, __nv_bfloat16*
 template <int kWidth>
 __global__ void EmbeddingKernel(EmbeddingParams params, const __nv_bfloat16* table,
                                 int64_t vocab_size, int64_t hidden) {
+  BeginDependent();
   const int64_t token = blockIdx.x;
   const int previous = params.previous_rows == nullptr ? -1 : params.previous_rows[token];
   const int64_t id = previous >= 0 ? params.previous_tokens[previous] : params.token_ids[token];
@@ -35,12 +37,14 @@ __global__ void EmbeddingKernel(EmbeddingParams params, const __nv_bfloat16* tab
 template <int kWidth>
 __global__ void GatherRowsKernel(const int32_t* row_indices, const __nv_bfloat16* in,
                                  int64_t hidden, __nv_bfloat16* out) {
+  BeginDependent();
   const int64_t row = blockIdx.x;
   CopyRow<kWidth>(in + row_indices[row] * hidden, hidden, out + row * hidden);
 }
 
 template <typename T>
 __global__ void FillBiasKernel(const __nv_bfloat16* bias, int64_t n, T* y) {
+  BeginDependent();
   T* row = y + static_cast<int64_t>(blockIdx.x) * n;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) row[i] = static_cast<T>(bias[i]);
 }
@@ -57,9 +61,9 @@ cudaError_t LaunchEmbedding(const EmbeddingParams& params, const void* table, in
   if (params.num_tokens == 0) return cudaSuccess;
   const bool vectors = IsVectorAligned(table, hidden) && IsVectorAligned(params.out, hidden);
   const auto kernel = vectors ? EmbeddingKernel<kVectorElements> : EmbeddingKernel<1>;
-  kernel<<<static_cast<unsigned>(params.num_tokens), kThreads, 0, stream>>>(
-      params, static_cast<const __nv_bfloat16*>(table), vocab_size, hidden);
-  return cudaGetLastError();
+  return LaunchDependent(kernel, dim3(static_cast<unsigned>(params.num_tokens)), kThreads, 0,
+                         stream, params, static_cast<const __nv_bfloat16*>(table), vocab_size,
+                         hidden);
 }
 
 cudaError_t LaunchGatherRows(const GatherRowsParams& params, cudaStream_t stream) {
@@ -67,22 +71,21 @@ cudaError_t LaunchGatherRows(const GatherRowsParams& params, cudaStream_t stream
   const bool vectors =
       IsVectorAligned(params.in, params.hidden) && IsVectorAligned(params.out, params.hidden);
   const auto kernel = vectors ? GatherRowsKernel<kVectorElements> : GatherRowsKernel<1>;
-  kernel<<<static_cast<unsigned>(params.num_rows), kThreads, 0, stream>>>(
-      params.row_indices, static_cast<const __nv_bfloat16*>(params.in), params.hidden,
-      static_cast<__nv_bfloat16*>(params.out));
-  return cudaGetLastError();
+  return LaunchDependent(kernel, dim3(static_cast<unsigned>(params.num_rows)), kThreads, 0, stream,
+                         params.row_indices, static_cast<const __nv_bfloat16*>(params.in),
+                         params.hidden, static_cast<__nv_bfloat16*>(params.out));
 }
 
 cudaError_t LaunchFillBias(const void* bias, int64_t num_rows, int64_t n, bool y_is_float, void* y,
                            cudaStream_t stream) {
-  const auto rows = static_cast<unsigned>(num_rows);
+  const dim3 grid(static_cast<unsigned>(num_rows));
   const auto* from = static_cast<const __nv_bfloat16*>(bias);
   if (y_is_float) {
-    FillBiasKernel<<<rows, kThreads, 0, stream>>>(from, n, static_cast<float*>(y));
-  } else {
-    FillBiasKernel<<<rows, kThreads, 0, stream>>>(from, n, static_cast<__nv_bfloat16*>(y));
+    return LaunchDependent(FillBiasKernel<float>, grid, kThreads, 0, stream, from, n,
+                           static_cast<float*>(y));
   }
-  return cudaGetLastError();
+  return LaunchDependent(FillBiasKernel<__nv_bfloat16>, grid, kThreads, 0, stream, from, n,
+                         static_cast<__nv_bfloat16*>(y));
 }
 
 }  // namespace flashquant::cuda

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/backend/op_launchers.h"
 #include "kernels/cuda/primitives/bf16_rows.cuh"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 
 namespace flashquant::cuda {
 namespace {
@@ -12,6 +13,7 @@ constexpr int kThreads = 256;
 template <int kWidth>
 __global__ void SiluAndMulKernel(const __nv_bfloat16* gate_up, int64_t intermediate,
                                  __nv_bfloat16* out) {
+  BeginDependent();
   const int64_t row = blockIdx.y;
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
   if (i >= intermediate) return;
@@ -40,13 +42,15 @@ cudaError_t LaunchSiluAndMul(const SiluAndMulParams& params, cudaStream_t stream
   constexpr int kMaxRows = 65535;  // of a grid
   for (int first = 0; first < params.num_rows; first += kMaxRows) {
     const auto rows = static_cast<unsigned>(std::min(kMaxRows, params.num_rows - first));
-    kernel<<<dim3(blocks, rows), kThreads, 0, stream>>>(
+    const cudaError_t error = LaunchDependent(
+        kernel, dim3(blocks, rows), kThreads, 0, stream,
         static_cast<const __nv_bfloat16*>(params.gate_up) +
             int64_t{first} * 2 * params.intermediate,
         params.intermediate,
         static_cast<__nv_bfloat16*>(params.out) + int64_t{first} * params.intermediate);
+    if (error != cudaSuccess) return error;
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 }  // namespace flashquant::cuda

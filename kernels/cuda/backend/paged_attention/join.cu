@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/backend/paged_attention/params.h"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 
 namespace flashquant::cuda {
 namespace {
@@ -10,11 +11,11 @@ constexpr int kThreads = 256;
 
 // Grid: (joins, KV heads).
 __global__ void JoinKernel(PagedAttentionParams params, AttentionWork work) {
-  const AttentionJoin join = work.joins[blockIdx.x];
+  const AttentionJoin join = work.joins[blockIdx.x];  // uploaded before the step
+  BeginDependent();
   const int kv_head = blockIdx.y;
   const int d = params.head_dim;
   const int group = params.num_heads / params.num_kv_heads;
-  const int64_t token = params.batch.query_indptr[join.sequence];  // split rows are single ones
   const int64_t part_rows = static_cast<int64_t>(params.num_kv_heads) * kNarrowRows;
   for (int i = threadIdx.x; i < join.num_rows * d; i += kThreads) {
     const int row = i / d;
@@ -32,7 +33,8 @@ __global__ void JoinKernel(PagedAttentionParams params, AttentionWork work) {
       sum += factor * work.partial_sums[place * d + i % d];
     }
     const int64_t head = kv_head * group + join.first_row + row;
-    static_cast<__nv_bfloat16*>(params.out)[(token * params.num_heads + head) * d + i % d] =
+    static_cast<__nv_bfloat16*>(
+        params.out)[(static_cast<int64_t>(join.token) * params.num_heads + head) * d + i % d] =
         __float2bfloat16_rn(sum / weight);
   }
 }
@@ -44,8 +46,7 @@ cudaError_t LaunchAttentionJoins(const PagedAttentionParams& params, const Atten
   if (work.num_joins == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(work.num_joins),
                   static_cast<unsigned>(params.num_kv_heads));
-  JoinKernel<<<grid, kThreads, 0, stream>>>(params, work);
-  return cudaGetLastError();
+  return LaunchDependent(JoinKernel, grid, kThreads, 0, stream, params, work);
 }
 
 cudaError_t LaunchPagedAttention(const PagedAttentionParams& params, const AttentionWork& work,

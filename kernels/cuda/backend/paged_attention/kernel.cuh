@@ -1,32 +1,40 @@
-// The attention tile: online softmax over 64-key (32 for D above 128) steps with tensor cores, in
-// the manner of FlashAttention-2. A warp owns 16 virtual rows; warps of a block share the keys and
-// values, which arrive in two shared-memory stages by cp.async.
+// The attention tile: online softmax over steps of 64 keys (32 for D above 128) with tensor cores,
+// in the manner of FlashAttention-2. Keys and values of a step arrive in two shared-memory stages
+// by cp.async. In a wide tile each warp owns 16 virtual rows and sees all keys of a step; in a
+// narrow one all warps have the same 16 rows and 16 keys of each step, with sums of their own that
+// are joined at the end, so that a decode row is not left to one warp.
 //
-// Key steps begin at multiples of their length from position 0 and masked keys add exact zeros, so
-// a row's bits are the same in a one-warp and a four-warp tile and in any chunking of its prompt.
+// Steps begin at multiples of their length from position 0 and masked keys add exact zeros, so a
+// row's bits do not depend on the other rows of its tile nor on how its prompt was chunked.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
+#include "kernels/cuda/backend/paged_attention/key_loader.cuh"
 #include "kernels/cuda/backend/paged_attention/params.h"
-#include "kernels/cuda/primitives/kv_row.cuh"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
 
 namespace flashquant::cuda {
 
 // Shapes of the instance for heads of up to kPaddedDim.
-template <int kPaddedDim, int kWarps>
+template <int kPaddedDim, bool kWide>
 struct AttentionTile {
-  static constexpr int kRows = 16 * kWarps;
+  static constexpr int kKeys = kPaddedDim > 128 ? 32 : 64;  // of a step
+  static constexpr int kWarps = kWide ? WideTileRows(kPaddedDim) / 16 : kKeys / 16;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kKeys = kPaddedDim > 128 ? 32 : 64;
+  static constexpr int kRows = kWide ? 16 * kWarps : kNarrowRows;
+  static constexpr int kWarpKeys = kWide ? kKeys : 16;  // of a step, one warp's
   // Eight elements more than a power of two: rows start in different banks.
   static constexpr int kStride = kPaddedDim + 8;
   static constexpr int kQueryElements = kRows * kStride;
   static constexpr int kStageElements = kKeys * kStride;  // keys or values of one stage
   static constexpr int kSharedBytes = 2 * (kQueryElements + 4 * kStageElements);
+  // A narrow tile's warps leave their sums, maxima and weights where the stages were.
+  static constexpr int kWarpSumFloats = kNarrowRows * (kPaddedDim + 2);
+  static_assert(kWide || 4 * kWarps * kWarpSumFloats <= 2 * 4 * kStageElements);
 };
 
 __device__ __forceinline__ void LdMatrixX4(uint32_t (&r)[4], uint32_t shared_address) {
@@ -36,75 +44,10 @@ __device__ __forceinline__ void LdMatrixX4(uint32_t (&r)[4], uint32_t shared_add
                : "memory");
 }
 
-// 16 bytes from global to shared memory, zeros when `valid` is false.
-__device__ __forceinline__ void CopyAsync16(uint32_t shared_address, const void* from, bool valid) {
-  const int source_bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(from),
-               "r"(source_bytes)
-               : "memory");
-}
-
 __device__ __forceinline__ uint32_t PackPair(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
-
-// Copies the rows of keys first .. first + kKeys of one KV head to both arrays of a stage; keys at
-// or beyond `end` become zeros and are not read.
-template <typename Tile, int kPaddedDim>
-class KeyLoader {
- public:
-  __device__ KeyLoader(const PagedAttentionParams& params, const AttentionItem& item, int kv_head,
-                       __nv_bfloat16* stages)
-      : params_(params),
-        block_ids_(params.batch.block_ids + params.batch.block_indptr[item.sequence]),
-        end_(item.end_key),
-        kv_head_(kv_head),
-        stages_(stages) {}
-
-  // All threads; kVector: D is a multiple of 8.
-  template <bool kVector>
-  __device__ void Load(int first, int stage) const {
-    constexpr int kChunk = kVector ? 8 : 1;
-    constexpr int kChunks = kPaddedDim / kChunk;
-    const int num_chunks = params_.head_dim / kChunk;
-    const auto* k_cache = static_cast<const __nv_bfloat16*>(params_.k_cache);
-    const auto* v_cache = static_cast<const __nv_bfloat16*>(params_.v_cache);
-    __nv_bfloat16* k_stage = stages_ + stage * 2 * Tile::kStageElements;
-    __nv_bfloat16* v_stage = k_stage + Tile::kStageElements;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < Tile::kKeys * kChunks; i += Tile::kThreads) {
-      const int row = i / kChunks;
-      const int chunk = i % kChunks;
-      if (chunk >= num_chunks) continue;
-      const bool valid = first + row < end_;
-      const int64_t from = valid ? Offset(first + row) + chunk * kChunk : 0;
-      const int to = row * Tile::kStride + chunk * kChunk;
-      if constexpr (kVector) {
-        CopyAsync16(SharedAddress(k_stage + to), k_cache + from, valid);
-        CopyAsync16(SharedAddress(v_stage + to), v_cache + from, valid);
-      } else {
-        const __nv_bfloat16 zero = __float2bfloat16_rn(0.0f);
-        k_stage[to] = valid ? k_cache[from] : zero;
-        v_stage[to] = valid ? v_cache[from] : zero;
-      }
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-  }
-
- private:
-  __device__ int64_t Offset(int key) const {
-    const int block = key / params_.kv.block_tokens;
-    return KvRowOffset(params_.kv, block_ids_[block], kv_head_,
-                       key - block * params_.kv.block_tokens);
-  }
-
-  const PagedAttentionParams& params_;
-  const int32_t* block_ids_;
-  int end_;
-  int kv_head_;
-  __nv_bfloat16* stages_;
-};
 
 // One warp's 16 virtual rows: lane holds rows lane / 4 and lane / 4 + 8 (index 0 and 1).
 template <typename Tile, int kPaddedDim>
@@ -115,15 +58,15 @@ struct WarpRows {
   int begin[2] = {0, 0};           // keys that the row sees: [begin, end)
   int end[2] = {0, 0};
 
-  // Scores of one key step, scaled to powers of two.
+  // Scores of the warp's keys of a step, scaled to powers of two.
   __device__ void Score(uint32_t query, uint32_t keys, int first_key, float scale_log2,
-                        float (&scores)[Tile::kKeys / 8][4]) const {
+                        float (&scores)[Tile::kWarpKeys / 8][4]) const {
     const int lane = threadIdx.x % 32;
     const uint32_t query_lane = query + 2 * ((lane % 16) * Tile::kStride + lane / 16 * 8);
     const uint32_t key_lane =
         keys + 2 * ((lane / 16 * 8 + lane % 8) * Tile::kStride + lane / 8 % 2 * 8);
 #pragma unroll
-    for (int n = 0; n < Tile::kKeys / 8; ++n) {
+    for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
     }
@@ -132,7 +75,7 @@ struct WarpRows {
       uint32_t a[4];
       LdMatrixX4(a, query_lane + 2 * d);
 #pragma unroll
-      for (int n = 0; n < Tile::kKeys / 16; ++n) {
+      for (int n = 0; n < Tile::kWarpKeys / 16; ++n) {
         uint32_t b[4];
         LdMatrixX4(b, key_lane + 2 * (n * 16 * Tile::kStride + d));
         MmaBf16(scores[2 * n], a, b[0], b[1], scores[2 * n]);
@@ -140,7 +83,7 @@ struct WarpRows {
       }
     }
 #pragma unroll
-    for (int n = 0; n < Tile::kKeys / 8; ++n) {
+    for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + n * 8 + lane % 4 * 2 + i % 2;
@@ -151,12 +94,18 @@ struct WarpRows {
   }
 
   // Turns scores into weights relative to the new maximum and scales what was summed to it.
-  __device__ void Rescale(float (&scores)[Tile::kKeys / 8][4]) {
+  // `has_upper`: any of the rows 8 to 15 is one of the tile's.
+  __device__ void Rescale(bool has_upper, float (&scores)[Tile::kWarpKeys / 8][4]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if (r == 1 && !has_upper) {
+#pragma unroll
+        for (int n = 0; n < Tile::kWarpKeys / 8; ++n) scores[n][2] = scores[n][3] = 0.0f;
+        break;
+      }
       float greatest = max[r];
 #pragma unroll
-      for (int n = 0; n < Tile::kKeys / 8; ++n) {
+      for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
         greatest = fmaxf(greatest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
       }
       greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffffu, greatest, 1));
@@ -172,7 +121,7 @@ struct WarpRows {
         sums[n][2 * r + 1] *= factor;
       }
 #pragma unroll
-      for (int n = 0; n < Tile::kKeys / 8; ++n) {
+      for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
 #pragma unroll
         for (int i = 2 * r; i < 2 * r + 2; ++i) {
           // As the tensor core will see it, so that the weights of the average add up to 1.
@@ -183,11 +132,11 @@ struct WarpRows {
     }
   }
 
-  __device__ void AddValues(uint32_t values, const float (&weights)[Tile::kKeys / 8][4]) {
+  __device__ void AddValues(uint32_t values, const float (&weights)[Tile::kWarpKeys / 8][4]) {
     const int lane = threadIdx.x % 32;
     const uint32_t value_lane = values + 2 * ((lane % 16) * Tile::kStride + lane / 16 * 8);
 #pragma unroll
-    for (int k = 0; k < Tile::kKeys / 16; ++k) {
+    for (int k = 0; k < Tile::kWarpKeys / 16; ++k) {
       const uint32_t a[4] = {PackPair(weights[2 * k][0], weights[2 * k][1]),
                              PackPair(weights[2 * k][2], weights[2 * k][3]),
                              PackPair(weights[2 * k + 1][0], weights[2 * k + 1][1]),
@@ -212,14 +161,19 @@ struct WarpRows {
   }
 };
 
-// Where virtual row `row` of a sequence's KV head is: its query row in the step and its head.
+// Where a virtual row of a tile is: its query row in the step and its head.
 struct RowPlace {
   int64_t token = 0;
   int head = 0;
-  __device__ RowPlace(const PagedAttentionParams& params, int sequence, int row, int kv_head) {
+  __device__ RowPlace(const PagedAttentionParams& params, const AttentionItem& item, int row,
+                      int kv_head) {
     const int group = params.num_heads / params.num_kv_heads;
-    token = params.batch.query_indptr[sequence] + row / group;
-    head = kv_head * group + row % group;
+    token = item.first_token + (item.first_row + row) / group;
+    head = kv_head * group + (item.first_row + row) % group;
+  }
+  __device__ __nv_bfloat16* Output(const PagedAttentionParams& params) const {
+    return static_cast<__nv_bfloat16*>(params.out) +
+           (token * params.num_heads + head) * params.head_dim;
   }
 };
 
@@ -228,88 +182,125 @@ __device__ void LoadQueries(const PagedAttentionParams& params, const AttentionI
                             int kv_head, __nv_bfloat16* query) {
   const int d = params.head_dim;
   const int64_t width = static_cast<int64_t>(params.num_heads + 2 * params.num_kv_heads) * d;
-  for (int row = threadIdx.x / 32; row < item.num_rows; row += Tile::kThreads / 32) {
-    const RowPlace place(params, item.sequence, item.first_row + row, kv_head);
+  for (int row = threadIdx.x / 32; row < item.num_rows; row += Tile::kWarps) {
+    const RowPlace place(params, item, row, kv_head);
     const __nv_bfloat16* from =
         static_cast<const __nv_bfloat16*>(params.qkv) + place.token * width + place.head * d;
     for (int i = threadIdx.x % 32; i < d; i += 32) query[row * Tile::kStride + i] = from[i];
   }
 }
 
-// Writes both of a lane's rows: averages to the output, or sums to the partials.
+// Writes a wide tile's rows, two a lane.
 template <typename Tile, int kPaddedDim>
-__device__ void StoreRows(const PagedAttentionParams& params, const AttentionWork& work,
-                          const AttentionItem& item, int kv_head,
-                          const WarpRows<Tile, kPaddedDim>& rows) {
+__device__ void StoreWide(const PagedAttentionParams& params, const AttentionItem& item,
+                          int kv_head, const WarpRows<Tile, kPaddedDim>& rows) {
   const int lane = threadIdx.x % 32;
-  const int d = params.head_dim;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = threadIdx.x / 32 * 16 + r * 8 + lane / 4;
     if (row >= item.num_rows) continue;
-    if (item.partial == kWholeRow) {
-      const RowPlace place(params, item.sequence, item.first_row + row, kv_head);
-      __nv_bfloat16* out = static_cast<__nv_bfloat16*>(params.out) +
-                           (place.token * params.num_heads + place.head) * d;
+    __nv_bfloat16* out = RowPlace(params, item, row, kv_head).Output(params);
 #pragma unroll
-      for (int n = 0; n < kPaddedDim / 8; ++n) {
-        const int i = n * 8 + lane % 4 * 2;
-        if (i >= d) continue;
-        *reinterpret_cast<uint32_t*>(out + i) = PackPair(rows.sums[n][2 * r] / rows.weight[r],
-                                                         rows.sums[n][2 * r + 1] / rows.weight[r]);
-      }
+    for (int n = 0; n < kPaddedDim / 8; ++n) {
+      const int i = n * 8 + lane % 4 * 2;
+      if (i >= params.head_dim) continue;
+      *reinterpret_cast<uint32_t*>(out + i) =
+          PackPair(rows.sums[n][2 * r] / rows.weight[r], rows.sums[n][2 * r + 1] / rows.weight[r]);
+    }
+  }
+}
+
+// Joins the warps of a narrow tile and writes averages to the output, or sums to the partials.
+// `shared`: room for all warps' sums, free of other use.
+template <typename Tile, int kPaddedDim>
+__device__ void StoreNarrow(const PagedAttentionParams& params, const AttentionWork& work,
+                            const AttentionItem& item, int kv_head,
+                            const WarpRows<Tile, kPaddedDim>& rows, float* shared) {
+  const int lane = threadIdx.x % 32;
+  const auto sums = [&](int warp, int row) {
+    return shared + warp * Tile::kWarpSumFloats + row * (kPaddedDim + 2);
+  };
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float* to = sums(threadIdx.x / 32, r * 8 + lane / 4);
+#pragma unroll
+    for (int n = 0; n < kPaddedDim / 8; ++n) {
+      to[n * 8 + lane % 4 * 2] = rows.sums[n][2 * r];
+      to[n * 8 + lane % 4 * 2 + 1] = rows.sums[n][2 * r + 1];
+    }
+    if (lane % 4 == 0) {
+      to[kPaddedDim] = rows.max[r];
+      to[kPaddedDim + 1] = rows.weight[r];
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < item.num_rows * kPaddedDim; i += Tile::kThreads) {
+    const int row = i / kPaddedDim;
+    const int column = i % kPaddedDim;
+    if (column >= params.head_dim) continue;
+    float max = -INFINITY;
+    for (int warp = 0; warp < Tile::kWarps; ++warp) max = fmaxf(max, sums(warp, row)[kPaddedDim]);
+    // Nothing seen by any warp: any base will do, all sums are zero.
+    const float base = max == -INFINITY ? 0.0f : max;
+    float sum = 0.0f;
+    float weight = 0.0f;
+    for (int warp = 0; warp < Tile::kWarps; ++warp) {
+      const float* from = sums(warp, row);
+      const float factor = exp2f(from[kPaddedDim] - base);
+      sum += factor * from[column];
+      weight += factor * from[kPaddedDim + 1];
+    }
+    if (item.partial == kWholeRow) {
+      RowPlace(params, item, row, kv_head).Output(params)[column] =
+          __float2bfloat16_rn(sum / weight);
       continue;
     }
     const int64_t place =
         (static_cast<int64_t>(item.partial) * params.num_kv_heads + kv_head) * kNarrowRows + row;
-#pragma unroll
-    for (int n = 0; n < kPaddedDim / 8; ++n) {
-      const int i = n * 8 + lane % 4 * 2;
-      if (i >= d) continue;
-      work.partial_sums[place * d + i] = rows.sums[n][2 * r];
-      work.partial_sums[place * d + i + 1] = rows.sums[n][2 * r + 1];
-    }
-    if (lane % 4 == 0) {
-      work.partial_weights[place * 2] = rows.max[r];
-      work.partial_weights[place * 2 + 1] = rows.weight[r];
+    work.partial_sums[place * params.head_dim + column] = sum;
+    if (column == 0) {
+      work.partial_weights[place * 2] = max;
+      work.partial_weights[place * 2 + 1] = weight;
     }
   }
 }
 
 // Grid: (items, KV heads).
-template <int kPaddedDim, int kWarps, bool kVector>
-__global__ void __launch_bounds__(32 * kWarps)
+template <int kPaddedDim, bool kWide, bool kVector>
+__global__ void __launch_bounds__(AttentionTile<kPaddedDim, kWide>::kThreads)
     AttentionTileKernel(PagedAttentionParams params, AttentionWork work,
                         const AttentionItem* items) {
-  using Tile = AttentionTile<kPaddedDim, kWarps>;
+  using Tile = AttentionTile<kPaddedDim, kWide>;
   extern __shared__ uint4 shared[];
-  const AttentionItem item = items[blockIdx.x];
+  const AttentionItem item = items[blockIdx.x];  // uploaded before the step
   const int kv_head = blockIdx.y;
   auto* query = reinterpret_cast<__nv_bfloat16*>(shared);
   __nv_bfloat16* stages = query + Tile::kQueryElements;
 
   // Dimensions beyond D and rows beyond the tile's stay zero.
-  for (int i = threadIdx.x; i < Tile::kSharedBytes / 16; i += Tile::kThreads) {
+  const int zero_bytes =
+      params.head_dim == kPaddedDim ? 2 * Tile::kQueryElements : Tile::kSharedBytes;
+  for (int i = threadIdx.x; i < zero_bytes / 16; i += Tile::kThreads) {
     shared[i] = make_uint4(0, 0, 0, 0);
   }
   __syncthreads();
+  BeginDependent();
   const KeyLoader<Tile, kPaddedDim> loader(params, item, kv_head, stages);
   loader.template Load<kVector>(item.first_key, 0);
   LoadQueries<Tile>(params, item, kv_head, query);
 
   WarpRows<Tile, kPaddedDim> rows;
   const int group = params.num_heads / params.num_kv_heads;
-  const int first_position =
-      params.batch.context_lengths[item.sequence] -
-      (params.batch.query_indptr[item.sequence + 1] - params.batch.query_indptr[item.sequence]);
-  const int warp_row = threadIdx.x / 32 * 16;
+  const int warp_row = kWide ? static_cast<int>(threadIdx.x) / 32 * 16 : 0;
+  const int warp_key = kWide ? 0 : static_cast<int>(threadIdx.x) / 32 * Tile::kWarpKeys;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = warp_row + r * 8 + threadIdx.x % 32 / 4;
+    const int row = warp_row + r * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
     if (row >= item.num_rows) continue;
-    rows.end[r] = first_position + (item.first_row + row) / group + 1;
+    rows.end[r] = item.first_position + (item.first_row + row) / group + 1;
     rows.begin[r] = params.sliding_window > 0 ? max(0, rows.end[r] - params.sliding_window) : 0;
   }
+  const bool has_upper = item.num_rows > warp_row + 8;
   const float scale_log2 = params.softmax_scale * 1.44269504088896341f;
 
   int stage = 0;
@@ -321,42 +312,46 @@ __global__ void __launch_bounds__(32 * kWarps)
       asm volatile("cp.async.wait_group 0;" ::: "memory");
     }
     __syncthreads();
-    const __nv_bfloat16* k_stage = stages + stage * 2 * Tile::kStageElements;
-    float scores[Tile::kKeys / 8][4];
-    rows.Score(SharedAddress(query + warp_row * Tile::kStride), SharedAddress(k_stage), key,
+    const __nv_bfloat16* keys =
+        stages + stage * 2 * Tile::kStageElements + warp_key * Tile::kStride;
+    float scores[Tile::kWarpKeys / 8][4];
+    rows.Score(SharedAddress(query + warp_row * Tile::kStride), SharedAddress(keys), key + warp_key,
                scale_log2, scores);
-    rows.Rescale(scores);
-    rows.AddValues(SharedAddress(k_stage + Tile::kStageElements), scores);
+    rows.Rescale(has_upper, scores);
+    rows.AddValues(SharedAddress(keys + Tile::kStageElements), scores);
     __syncthreads();
     stage = 1 - stage;
   }
   rows.ReduceWeight();
-  StoreRows(params, work, item, kv_head, rows);
+  if constexpr (kWide) {
+    StoreWide(params, item, kv_head, rows);
+  } else {
+    StoreNarrow(params, work, item, kv_head, rows, reinterpret_cast<float*>(stages));
+  }
 }
 
-template <int kPaddedDim, int kWarps, bool kVector>
+template <int kPaddedDim, bool kWide, bool kVector>
 cudaError_t LaunchTileKernel(const PagedAttentionParams& params, const AttentionWork& work,
                              const AttentionItem* items, int num_items, cudaStream_t stream) {
   if (num_items == 0) return cudaSuccess;
-  constexpr int kSharedBytes = AttentionTile<kPaddedDim, kWarps>::kSharedBytes;
-  const auto kernel = AttentionTileKernel<kPaddedDim, kWarps, kVector>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (error != cudaSuccess) return error;
+  using Tile = AttentionTile<kPaddedDim, kWide>;
+  const auto kernel = AttentionTileKernel<kPaddedDim, kWide, kVector>;
+  static const cudaError_t kAttributeError =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+  if (kAttributeError != cudaSuccess) return kAttributeError;
   const dim3 grid(static_cast<unsigned>(num_items), static_cast<unsigned>(params.num_kv_heads));
-  kernel<<<grid, 32 * kWarps, kSharedBytes, stream>>>(params, work, items);
-  return cudaGetLastError();
+  return LaunchDependent(kernel, grid, Tile::kThreads, Tile::kSharedBytes, stream, params, work,
+                         items);
 }
 
 template <int kPaddedDim>
 cudaError_t LaunchAttentionTiles(const PagedAttentionParams& params, const AttentionWork& work,
                                  cudaStream_t stream) {
-  constexpr int kWideWarps = WideTileRows(kPaddedDim) / 16;
   const bool vectors = params.head_dim % 8 == 0;
-  const auto narrow =
-      vectors ? LaunchTileKernel<kPaddedDim, 1, true> : LaunchTileKernel<kPaddedDim, 1, false>;
-  const auto wide = vectors ? LaunchTileKernel<kPaddedDim, kWideWarps, true>
-                            : LaunchTileKernel<kPaddedDim, kWideWarps, false>;
+  const auto narrow = vectors ? LaunchTileKernel<kPaddedDim, false, true>
+                              : LaunchTileKernel<kPaddedDim, false, false>;
+  const auto wide = vectors ? LaunchTileKernel<kPaddedDim, true, true>
+                            : LaunchTileKernel<kPaddedDim, true, false>;
   const cudaError_t error = narrow(params, work, work.narrow, work.num_narrow, stream);
   if (error != cudaSuccess) return error;
   return wide(params, work, work.wide, work.num_wide, stream);

@@ -2,7 +2,8 @@
 // by AttentionPlan (plan.h), read by the kernels (kernel.cuh, join.cu).
 //
 // Terms: a sequence's query rows times the query heads that share a KV head, row by row, are its
-// virtual rows; each KV head has the same. A tile is a run of virtual rows that one block works on.
+// virtual rows; each KV head has the same. A tile is a run of virtual rows that one block works on:
+// a narrow one's warps share the keys between them (decode), a wide one's warps the rows (prefill).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +14,7 @@
 
 namespace flashquant::cuda {
 
-inline constexpr int kNarrowRows = 16;  // virtual rows of a one-warp tile
+inline constexpr int kNarrowRows = 16;  // virtual rows of a narrow tile
 inline constexpr int kSplitKeys = 256;  // keys of one part of a split row
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kWholeRow = -1;  // AttentionItem::partial: writes the output itself
@@ -30,10 +31,12 @@ constexpr int WideTileRows(int padded_dim) { return padded_dim > 128 ? 32 : 64; 
 
 // A tile and the keys that it attends to: [first_key, end_key), first_key a multiple of 64, each
 // row within it no further than itself and its window.
-struct AttentionItem {
-  int32_t sequence = 0;
-  int32_t first_row = 0;  // virtual
-  int32_t num_rows = 0;   // virtual, at most the tile's
+struct alignas(16) AttentionItem {
+  int32_t first_token = 0;     // the sequence's first query row in the step
+  int32_t first_position = 0;  // and where that stands in its context
+  int32_t first_block = 0;     // of the sequence, in AttentionBatch::block_ids
+  int32_t first_row = 0;       // virtual
+  int32_t num_rows = 0;        // virtual, at most the tile's
   int32_t first_key = 0;
   int32_t end_key = 0;
   int32_t partial = kWholeRow;  // else where the part's sums go
@@ -41,7 +44,7 @@ struct AttentionItem {
 
 // The parts of one tile: partials first_partial .. + num_partials, in key order.
 struct AttentionJoin {
-  int32_t sequence = 0;
+  int32_t token = 0;      // query row in the step
   int32_t first_row = 0;  // virtual
   int32_t num_rows = 0;   // at most kNarrowRows
   int32_t first_partial = 0;
@@ -63,8 +66,8 @@ struct AttentionWork {
   float* partial_weights = nullptr;
 };
 
-// Queues the tiles, then the joins. head_dim even, 2 to kMaxHeadDim. A row's result depends on its
-// own keys alone: neither on the other rows of the step nor on the tile that it is in.
+// Queues the tiles, then the joins. head_dim even, 2 to kMaxHeadDim. A row's bits depend on its own
+// keys and on whether it is the only row of its sequence in the step, not on other rows.
 cudaError_t LaunchPagedAttention(const PagedAttentionParams& params, const AttentionWork& work,
                                  cudaStream_t stream);
 

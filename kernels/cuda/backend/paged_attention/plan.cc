@@ -14,26 +14,36 @@ int32_t FirstKey(int32_t position, int32_t sliding_window) {
   return sliding_window > 0 ? std::max(0, position + 1 - sliding_window) : 0;
 }
 
+// A sequence's query rows in the step.
+struct Rows {
+  int32_t first_token = 0;
+  int32_t num_rows = 0;
+  int32_t context = 0;
+  int32_t first_block = 0;
+  int32_t first_position() const { return context - num_rows; }
+};
+
 // A single row's tiles: usually one, more when many heads share a KV head.
-void AddDecodeRow(int32_t sequence, int32_t context, int32_t group, int32_t sliding_window,
-                  AttentionPlan* plan) {
-  const int32_t first_part = FirstKey(context - 1, sliding_window) / kSplitKeys;
-  const int32_t num_parts = CeilDiv(context, kSplitKeys) - first_part;
+void AddDecodeRow(const Rows& rows, int32_t group, int32_t sliding_window, AttentionPlan* plan) {
+  const int32_t first_part = FirstKey(rows.context - 1, sliding_window) / kSplitKeys;
+  const int32_t num_parts = CeilDiv(rows.context, kSplitKeys) - first_part;
   for (int32_t first_row = 0; first_row < group; first_row += kNarrowRows) {
     const int32_t num_rows = std::min(kNarrowRows, group - first_row);
     const int32_t first_partial = plan->num_partials;
     for (int32_t part = 0; part < num_parts; ++part) {
       const int32_t first_key = (first_part + part) * kSplitKeys;
-      plan->narrow.push_back({.sequence = sequence,
+      plan->narrow.push_back({.first_token = rows.first_token,
+                              .first_position = rows.first_position(),
+                              .first_block = rows.first_block,
                               .first_row = first_row,
                               .num_rows = num_rows,
                               .first_key = first_key,
-                              .end_key = std::min(context, first_key + kSplitKeys),
+                              .end_key = std::min(rows.context, first_key + kSplitKeys),
                               .partial = num_parts == 1 ? kWholeRow : first_partial + part});
     }
     if (num_parts == 1) continue;
     plan->num_partials += num_parts;
-    plan->joins.push_back({.sequence = sequence,
+    plan->joins.push_back({.token = rows.first_token,
                            .first_row = first_row,
                            .num_rows = num_rows,
                            .first_partial = first_partial,
@@ -41,15 +51,16 @@ void AddDecodeRow(int32_t sequence, int32_t context, int32_t group, int32_t slid
   }
 }
 
-void AddPrefillRows(int32_t sequence, int32_t num_query_rows, int32_t context, int32_t group,
-                    int32_t sliding_window, int32_t wide_rows, AttentionPlan* plan) {
-  const int32_t num_virtual = num_query_rows * group;
-  const int32_t first_position = context - num_query_rows;
+void AddPrefillRows(const Rows& rows, int32_t group, int32_t sliding_window, int32_t wide_rows,
+                    AttentionPlan* plan) {
+  const int32_t num_virtual = rows.num_rows * group;
   for (int32_t first_row = 0; first_row < num_virtual; first_row += wide_rows) {
     const int32_t num_rows = std::min(wide_rows, num_virtual - first_row);
-    const int32_t first = first_position + first_row / group;
-    const int32_t last = first_position + (first_row + num_rows - 1) / group;
-    plan->wide.push_back({.sequence = sequence,
+    const int32_t first = rows.first_position() + first_row / group;
+    const int32_t last = rows.first_position() + (first_row + num_rows - 1) / group;
+    plan->wide.push_back({.first_token = rows.first_token,
+                          .first_position = rows.first_position(),
+                          .first_block = rows.first_block,
                           .first_row = first_row,
                           .num_rows = num_rows,
                           .first_key = FirstKey(first, sliding_window) / kKeyTile * kKeyTile,
@@ -63,13 +74,15 @@ AttentionPlan MakeAttentionPlan(const AttentionBatch& host_batch, int32_t group,
                                 int32_t sliding_window, int32_t wide_rows) {
   AttentionPlan plan;
   for (int32_t sequence = 0; sequence < host_batch.num_sequences; ++sequence) {
-    const int32_t num_query_rows =
-        host_batch.query_indptr[sequence + 1] - host_batch.query_indptr[sequence];
-    const int32_t context = host_batch.context_lengths[sequence];
-    if (num_query_rows == 1) {
-      AddDecodeRow(sequence, context, group, sliding_window, &plan);
+    const Rows rows = {
+        .first_token = host_batch.query_indptr[sequence],
+        .num_rows = host_batch.query_indptr[sequence + 1] - host_batch.query_indptr[sequence],
+        .context = host_batch.context_lengths[sequence],
+        .first_block = host_batch.block_indptr[sequence]};
+    if (rows.num_rows == 1) {
+      AddDecodeRow(rows, group, sliding_window, &plan);
     } else {
-      AddPrefillRows(sequence, num_query_rows, context, group, sliding_window, wide_rows, &plan);
+      AddPrefillRows(rows, group, sliding_window, wide_rows, &plan);
     }
   }
   return plan;

@@ -1,0 +1,59 @@
+// FusedLinear: INT4 layers with outliers through the fused kernel (launchers.h), which reads a
+// weight once for up to 32 rows. More rows than kMaxFusedRows go through a BF16 copy that is
+// unpacked into scratch memory for the one product.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/launchers.h"
+
+namespace flashquant::cuda {
+
+// Rows up to which passes of the fused kernel are the faster way.
+inline constexpr int32_t kMaxFusedRows = 64;
+
+// A layer in the kernel's form, all parts joined along N.
+struct FusedWeight {
+  PackedLayout layout;
+  DeviceBuffer bytes;
+  std::array<LinearPlan, 3> plans;  // for up to 8, 16 and 32 rows a pass
+};
+
+// Used from one thread, on one stream. Owns what the launches share: partial sums, counters and the
+// scratch matrix, sized by Pack for the largest layer.
+class FusedLinear final {
+ public:
+  static absl::StatusOr<std::unique_ptr<FusedLinear>> Create(Backend* backend, cudaStream_t stream);
+
+  // nullopt when the kernel does not take this layer: a part that is not INT4, a bias, N or K not a
+  // multiple of 8, parts that cannot be joined, no plan for this device. Errors of the parts
+  // themselves as CheckLinearParts gives them.
+  absl::StatusOr<std::optional<FusedWeight>> Pack(std::span<const LinearPart> parts);
+
+  // y[num_rows, n] = x[num_rows, k] * W, both BF16; 1 <= num_rows <= kMaxFusedRows.
+  absl::Status Run(const FusedWeight& weight, int32_t num_rows, const void* x, void* y);
+
+  // The layer as a BF16 matrix [n, k], valid for ops queued before the next Unpack.
+  absl::StatusOr<const void*> Unpack(const FusedWeight& weight);
+
+ private:
+  FusedLinear(Backend* backend, cudaStream_t stream) : backend_(backend), stream_(stream) {}
+  absl::Status Reserve(const FusedWeight& weight);
+
+  Backend* const backend_;
+  const cudaStream_t stream_;
+  DeviceShape device_;
+  DeviceBuffer unpack_tables_;
+  DeviceBuffer workspace_;
+  DeviceBuffer counters_;  // zero between launches
+  DeviceBuffer matrix_;
+};
+
+}  // namespace flashquant::cuda
