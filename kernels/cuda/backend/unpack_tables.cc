@@ -1,3 +1,5 @@
+// The tables of unpack_weight.h: the packer's rules, asked about a weight whose codes name their own
+// places.
 #include <vector>
 
 #include "kernels/base/check.h"
