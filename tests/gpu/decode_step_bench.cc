@@ -179,6 +179,7 @@ class DecodeBench {
     sample_rows_ = Upload(rows);
     host_query_indptr_ = query_indptr;
     host_contexts_ = contexts;
+    host_block_indptr_ = block_indptr;
   }
 
   // Seconds a call, after two warm-up calls; host_seconds_: until the last was queued.
@@ -202,6 +203,7 @@ class DecodeBench {
     host.num_sequences = host.num_tokens = batch_;
     host.query_indptr = host_query_indptr_.data();
     host.context_lengths = host_contexts_.data();
+    host.block_indptr = host_block_indptr_.data();
     Require(backend_->PlanAttention(host));
     ForLayers([&](int32_t layer) {
       const Layer& weights = layers_[static_cast<size_t>(layer % kWeightSets)];
@@ -320,6 +322,7 @@ class DecodeBench {
   DeviceBuffer query_indptr_, block_indptr_, contexts_, positions_, slots_;
   std::vector<int32_t> host_query_indptr_;
   std::vector<int32_t> host_contexts_;
+  std::vector<int32_t> host_block_indptr_;
 };
 
 int Main(int argc, char** argv) {

@@ -1,5 +1,5 @@
-// The tables of unpack_weight.h: the packer's rules, asked about a weight whose codes name their own
-// places.
+// The tables of unpack_weight.h, by asking the packer's rules about a weight whose codes number
+// their own places.
 #include <vector>
 
 #include "kernels/base/check.h"
