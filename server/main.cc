@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   flashquant::AddPerplexityCommand(app, &exit_code);
   flashquant::AddCompareCommand(app, &exit_code);
   flashquant::AddCompleteCommand(app, &exit_code);
+  flashquant::AddBenchCommand(app, &exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

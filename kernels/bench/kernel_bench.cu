@@ -4,6 +4,7 @@
 #include <memory>
 #include <thread>
 
+#include "kernels/bench/csr_matrix.h"
 #include "kernels/bench/cublas_baseline.h"
 #include "kernels/bench/cusparse_baseline.h"
 #include "kernels/bench/device_memory.cuh"

@@ -16,7 +16,7 @@ done
 
 kernel=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout}.cc kernels/cuda/linear_w4a16/{launch,pack_device}.cu
   kernels/cuda/linear_w4a16/instance_m{8,16,32}_{bulk,cp_async}.cu)
-bench=(kernels/bench/{cublas_baseline,cusparse_baseline,kernel_bench,linear_problem,slot_order}.cc
+bench=(kernels/bench/{csr_matrix,cublas_baseline,cusparse_baseline,kernel_bench,linear_problem,slot_order}.cc
   kernels/bench/{graph_timer,kernel_bench}.cu)
 programs=(tests/gpu/{linear_w4a16_test,pack_device_test,linear_w4a16_bench}.cu)
 

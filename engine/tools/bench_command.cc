@@ -1,0 +1,271 @@
+// flashquant bench kernel: times of the fused linear kernel on this machine's GPU, and the paper's
+// figures for this machine as tables, CSV and drawings (kernels/bench/).
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "engine/base/exit_code.h"
+#include "engine/tools/commands.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/bench/figure.h"
+#include "kernels/bench/kernel_bench.h"
+#include "kernels/bench/paper_figures.h"
+
+namespace flashquant {
+namespace {
+
+using bench::Figure;
+using bench::KernelBenchOptions;
+using bench::KernelShape;
+using bench::KernelTiming;
+
+constexpr int kMaxFeatures = 1 << 18;
+constexpr int64_t kMaxWeights = int64_t{1} << 33;
+constexpr size_t kMaxShapes = 1000;
+constexpr double kMaxDensity = 0.5;
+
+struct Flags {
+  std::string shapes;
+  std::vector<int> ms;
+  std::vector<double> densities;
+  std::string csv;
+  std::string plot;
+  int figure = 0;  // 0: none
+  std::string path = "auto";
+  int shared_kb = 0;
+};
+
+// "4096x14336"; nothing when it is not of this form.
+std::optional<KernelShape> ParseShape(const std::string& text) {
+  KernelShape shape;
+  int end = 0;
+  if (text.size() > 20 || std::sscanf(text.c_str(), "%dx%d%n", &shape.k, &shape.n, &end) != 2 ||
+      end != static_cast<int>(text.size())) {
+    return std::nullopt;
+  }
+  return shape;
+}
+
+absl::Status CheckShape(const KernelShape& shape) {
+  const auto good = [](int features) {
+    return features >= 8 && features <= kMaxFeatures && features % 8 == 0;
+  };
+  if (!good(shape.k) || !good(shape.n) || int64_t{shape.k} * shape.n > kMaxWeights) {
+    return InvalidArgumentError(
+        "shape {}x{}; K and N are multiples of 8 up to {} with a product up to {}", shape.k,
+        shape.n, kMaxFeatures, kMaxWeights);
+  }
+  return absl::OkStatus();
+}
+
+// A list "KxN,KxN", or nothing when any item is none.
+std::vector<KernelShape> ShapesFromList(const std::string& text) {
+  std::vector<KernelShape> shapes;
+  std::istringstream items(text);
+  for (std::string item; std::getline(items, item, ',');) {
+    const std::optional<KernelShape> shape = ParseShape(item);
+    if (!shape.has_value()) return {};
+    shapes.push_back(*shape);
+  }
+  return shapes;
+}
+
+// One KxN a line; empty lines and what follows # are ignored.
+absl::StatusOr<std::vector<KernelShape>> ShapesFromFile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) {
+    return NotFoundError("--shapes {}: neither KxN,KxN,... nor a file that can be read", path);
+  }
+  std::vector<KernelShape> shapes;
+  int number = 0;
+  for (std::string line; std::getline(file, line) && shapes.size() <= kMaxShapes;) {
+    ++number;
+    line = line.substr(0, line.find('#'));
+    std::erase_if(line, [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
+    if (line.empty()) continue;
+    const std::optional<KernelShape> shape = ParseShape(line);
+    if (!shape.has_value()) {
+      return InvalidArgumentError("{} line {}: not of the form KxN", path, number);
+    }
+    shapes.push_back(*shape);
+  }
+  if (shapes.empty()) return InvalidArgumentError("{}: no shapes", path);
+  return shapes;
+}
+
+absl::StatusOr<std::vector<KernelShape>> ParseShapes(const std::string& text) {
+  if (text.empty()) return std::vector<KernelShape>();
+  std::vector<KernelShape> shapes = ShapesFromList(text);
+  if (shapes.empty()) {
+    FQ_ASSIGN_OR_RETURN(shapes, ShapesFromFile(text));
+  }
+  if (shapes.size() > kMaxShapes) {
+    return InvalidArgumentError("{} shapes; at most {}", shapes.size(), kMaxShapes);
+  }
+  for (const KernelShape& shape : shapes) FQ_RETURN_IF_ERROR(CheckShape(shape));
+  return shapes;
+}
+
+absl::Status WriteText(const std::string& path, std::string_view text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) return NotFoundError("{}: cannot be written", path);
+  return absl::OkStatus();
+}
+
+std::string CsvOf(const std::vector<KernelTiming>& timings) {
+  std::string out =
+      "k,n,m,density,us,gb_per_s,stream_share,speedup_over_cublas,speedup_over_dense_only,"
+      "speedup_over_unfused,bytes,stream_us,cublas_us,dense_only_us,unfused_us,plan\n";
+  for (const KernelTiming& t : timings) {
+    out += fmt::format("{},{},{},{:g},{:.3f},{:.1f},{:.4f},{:.4f},{:.4f},{:.4f},", t.shape.k,
+                       t.shape.n, t.m, t.density, t.us, t.gb_per_s(), t.stream_share(),
+                       t.speedup(t.cublas_us), t.speedup(t.dense_us), t.speedup(t.unfused_us));
+    out += fmt::format("{},{:.3f},{:.3f},{:.3f},{:.3f},{}\n", t.bytes, t.stream_us, t.cublas_us,
+                       t.dense_us, t.unfused_us, bench::CsvField(t.plan));
+  }
+  return out;
+}
+
+std::string Times(double ratio) { return ratio > 0 ? fmt::format("{:.2f}x", ratio) : "-"; }
+
+void PrintTiming(const KernelTiming& t) {
+  fmt::print("{:>12}  {:>3}  {:>6.2f}%  {:>8.2f}  {:>6.0f}  {:>8.1f}%  {:>8}  {:>10}  {:>9}  {}\n",
+             fmt::format("{}x{}", t.shape.k, t.shape.n), t.m, 100 * t.density, t.us, t.gb_per_s(),
+             100 * t.stream_share(), Times(t.speedup(t.cublas_us)), Times(t.speedup(t.dense_us)),
+             Times(t.speedup(t.unfused_us)), t.plan);
+  std::fflush(stdout);
+}
+
+void PrintMeans(const KernelBenchOptions& options, const std::vector<KernelTiming>& timings) {
+  fmt::print("\ngeometric means   vs cuBLAS  vs dense only  vs unfused\n");
+  for (const int m : options.ms) {
+    for (const double density : options.densities) {
+      std::vector<double> cublas;
+      std::vector<double> dense;
+      std::vector<double> unfused;
+      for (const KernelTiming& t : timings) {
+        if (t.m != m || t.density != density) continue;
+        cublas.push_back(t.speedup(t.cublas_us));
+        dense.push_back(t.speedup(t.dense_us));
+        unfused.push_back(t.speedup(t.unfused_us));
+      }
+      fmt::print("M {:>3}, {:>6.2f}%   {:>9}  {:>13}  {:>10}\n", m, 100 * density,
+                 Times(bench::GeometricMean(cublas)), Times(bench::GeometricMean(dense)),
+                 Times(bench::GeometricMean(unfused)));
+    }
+  }
+}
+
+absl::Status RunTable(const KernelBenchOptions& options, const Flags& flags) {
+  std::string device;
+  std::string error;
+  if (!bench::DescribeBenchDevice(&device, &error)) return UnavailableError("{}", error);
+  fmt::print("{}\ncold L2, CUDA-graph replay, medians; stream: a read of as many bytes\n\n",
+             device);
+  fmt::print(
+      "       K x N    M  outliers        us    GB/s  of stream  v cuBLAS  v dense only  "
+      "v unfused  plan\n");
+  std::vector<KernelTiming> timings;
+  const auto row = [&](const KernelTiming& timing) {
+    timings.push_back(timing);
+    PrintTiming(timing);
+  };
+  if (!bench::TimeKernels(options, row, &error)) return UnavailableError("{}", error);
+  PrintMeans(options, timings);
+  return flags.csv.empty() ? absl::OkStatus() : WriteText(flags.csv, CsvOf(timings));
+}
+
+absl::Status RunFigure(const bench::FigureOptions& options, const Flags& flags) {
+  FQ_ASSIGN_OR_RETURN(const std::vector<Figure> figures,
+                      bench::MakePaperFigure(flags.figure, options));
+  for (const Figure& figure : figures) fmt::print("{}\n", bench::FigureTable(figure));
+  if (!flags.csv.empty()) FQ_RETURN_IF_ERROR(WriteText(flags.csv, bench::FigureCsv(figures)));
+  if (!flags.plot.empty()) FQ_RETURN_IF_ERROR(WriteText(flags.plot, bench::FigureSvg(figures)));
+  return absl::OkStatus();
+}
+
+absl::Status CheckFlags(const Flags& flags) {
+  for (const int m : flags.ms) {
+    if (m < 1 || m > bench::kMaxRows) {
+      return InvalidArgumentError("--m {}; 1 to {}", m, bench::kMaxRows);
+    }
+  }
+  for (const double density : flags.densities) {
+    if (!(density >= 0 && density <= kMaxDensity)) {
+      return InvalidArgumentError("--density {}; 0 to {}", density, kMaxDensity);
+    }
+  }
+  if (!flags.plot.empty() && flags.figure == 0) {
+    return InvalidArgumentError("--plot draws a figure; it needs --figure");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunBenchKernel(const Flags& flags) {
+  FQ_RETURN_IF_ERROR(CheckFlags(flags));
+  FQ_ASSIGN_OR_RETURN(const std::vector<KernelShape> shapes, ParseShapes(flags.shapes));
+  if (flags.figure != 0) {
+    bench::FigureOptions options;
+    options.shapes = shapes;
+    options.ms = flags.ms;
+    options.densities = flags.densities;
+    options.num_threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    return RunFigure(options, flags);
+  }
+  KernelBenchOptions options;
+  if (!shapes.empty()) options.shapes = shapes;
+  options.ms = flags.ms.empty() ? std::vector<int>{1, 2, 4, 8, 16, 32} : flags.ms;
+  if (!flags.densities.empty()) options.densities = flags.densities;
+  options.unfused = true;
+  options.copies = flags.path == "bulk"   ? bench::WeightCopies::kBulk
+                   : flags.path == "sm80" ? bench::WeightCopies::kCpAsync
+                                          : bench::WeightCopies::kAuto;
+  options.shared_kb = flags.shared_kb;
+  return RunTable(options, flags);
+}
+
+}  // namespace
+
+void AddBenchCommand(CLI::App& app, int* exit_code) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure kernels on this machine");
+  bench->require_subcommand(1);
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = bench->add_subcommand(
+      "kernel",
+      "Time the fused INT4 + outlier kernel on this GPU (cold L2, CUDA graphs, medians) against a "
+      "streaming read, cuBLAS BF16, the kernel without outliers, and that kernel followed by "
+      "cuSPARSE; or make one of the paper's figures for this machine");
+  command->add_option("--shapes", flags->shapes,
+                      "KxN,KxN,... or a file with one KxN a line; default: seven shapes of "
+                      "current models, or those of the figure");
+  command->add_option("--m", flags->ms, "rows; default 1,2,4,8,16,32")->delimiter(',');
+  command
+      ->add_option("--density", flags->densities,
+                   "stored outlier slots per weight; default 0,0.01,0.03")
+      ->delimiter(',');
+  command->add_option("--csv", flags->csv, "also write the numbers to this file");
+  command
+      ->add_option("--figure", flags->figure,
+                   "7 speedup by outliers, 8 speedup by rows, 9 preprocessing time, 10 storage, "
+                   "11 ablation, 12 memory traffic (9, 10 and 12 need no GPU)")
+      ->check(CLI::Range(bench::kFirstPaperFigure, bench::kLastPaperFigure));
+  command->add_option("--plot", flags->plot, "draw the figure to this SVG file");
+  command
+      ->add_option("--path", flags->path,
+                   "how weights are copied: auto, bulk (compute capability 9.0) or sm80 (cp.async)")
+      ->check(CLI::IsMember({"auto", "bulk", "sm80"}));
+  command->add_option("--smem", flags->shared_kb, "shared memory a block may use, KB; 0: all")
+      ->check(CLI::Range(0, 1024));
+  command->callback([flags, exit_code] { *exit_code = ReportStatus(RunBenchKernel(*flags)); });
+}
+
+}  // namespace flashquant

@@ -1,0 +1,29 @@
+// The measurements behind the paper's figures 7 to 12, for this machine and these kernels (design
+// "kernel" 12). Figures 9, 10 and 12 need no GPU: 9 times the host, 10 and 12 count bytes.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/bench/figure.h"
+#include "kernels/bench/kernel_bench.h"
+
+namespace flashquant::bench {
+
+struct FigureOptions {
+  // Empty: those of the figure.
+  std::vector<KernelShape> shapes;
+  std::vector<int> ms;
+  std::vector<double> densities;
+  int num_threads = 1;  // for packing in figure 9
+};
+
+inline constexpr int kFirstPaperFigure = 7;
+inline constexpr int kLastPaperFigure = 12;
+
+// Figure 7 is one per number of rows, 8 one per density; 11 and 12 are for one number of rows, 12
+// in MB and in percent. INVALID_ARGUMENT for another number, or more shapes than the figure has
+// room for; UNAVAILABLE without a GPU or CUDA for 7, 8 and 11.
+absl::StatusOr<std::vector<Figure>> MakePaperFigure(int number, const FigureOptions& options);
+
+}  // namespace flashquant::bench

@@ -1,0 +1,122 @@
+// flashquant bench kernel through its command line, on a machine without a GPU: what it prints and
+// writes, and which exit code it gives.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "engine/base/exit_code.h"
+#include "engine/tools/commands.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/bench/kernel_bench.h"
+
+namespace flashquant {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class BenchCommandTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = fs::path(testing::TempDir()) /
+           (std::string("fq_") + testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  // Runs `bench kernel` with `flags`; exit code, output and errors go to the members.
+  void Run(const std::vector<std::string>& flags) {
+    CLI::App app;
+    AddBenchCommand(app, &exit_code_);
+    std::vector<std::string> arguments{"bench", "kernel"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them last first
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    try {
+      app.parse(arguments);
+    } catch (const CLI::ParseError&) {
+      exit_code_ = kExitUsage;
+    }
+    std::fflush(stdout);
+    out_ = testing::internal::GetCapturedStdout();
+    err_ = testing::internal::GetCapturedStderr();
+  }
+
+  std::string File(const std::string& name) const { return (dir_ / name).string(); }
+  static std::string Read(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  fs::path dir_;
+  int exit_code_ = -1;
+  std::string out_;
+  std::string err_;
+};
+
+TEST_F(BenchCommandTest, WithoutAGpuItSaysSoAndIsUnavailable) {
+  std::string device;
+  std::string error;
+  if (bench::DescribeBenchDevice(&device, &error)) GTEST_SKIP() << "there is a GPU";
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{}, {"--figure", "7"}, {"--figure", "11"}}) {
+    Run(flags);
+    EXPECT_EQ(exit_code_, kExitUnavailable);
+    EXPECT_THAT(err_, HasSubstr("CUDA"));
+  }
+}
+
+TEST_F(BenchCommandTest, FiguresThatNeedNoGpuArePrintedWrittenAndDrawn) {
+  for (const std::string figure : {"9", "10", "12"}) {
+    Run({"--figure", figure, "--shapes", "256x128", "--density", "0.01,0.03", "--csv",
+         File("figure.csv"), "--plot", File("figure.svg")});
+    EXPECT_EQ(exit_code_, 0) << err_;
+    EXPECT_THAT(out_, HasSubstr("Figure " + figure));
+    const std::string csv = Read(File("figure.csv"));
+    EXPECT_TRUE(csv.starts_with("figure,x,series,value\n"));
+    EXPECT_THAT(csv, HasSubstr("Figure " + figure));
+    EXPECT_THAT(Read(File("figure.svg")), HasSubstr("<polyline"));
+  }
+}
+
+TEST_F(BenchCommandTest, ShapesMayComeFromAFile) {
+  std::ofstream(File("shapes.txt")) << "# K x N\n 256 x 64\n\n128x256 # joined\n";
+  Run({"--figure", "9", "--shapes", File("shapes.txt"), "--density", "0.01"});
+  EXPECT_EQ(exit_code_, 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("256x64 1%"));
+  EXPECT_THAT(out_, HasSubstr("128x256 1%"));
+  std::ofstream(File("shapes.txt")) << "256x64\n256\n";
+  Run({"--figure", "9", "--shapes", File("shapes.txt")});
+  EXPECT_EQ(exit_code_, kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("line 2"));
+}
+
+TEST_F(BenchCommandTest, ExitCodesTellWhatWasWrong) {
+  Run({"--shapes", File("missing")});
+  EXPECT_EQ(exit_code_, kExitNoInput);
+  const std::vector<std::vector<std::string>> wrong = {{"--shapes", "100x64"},
+                                                       {"--shapes", "0x64"},
+                                                       {"--shapes", "262144x262144"},
+                                                       {"--m", "0"},
+                                                       {"--m", "129"},
+                                                       {"--density", "0.6"},
+                                                       {"--density", "nan"},
+                                                       {"--figure", "6"},
+                                                       {"--plot", File("x.svg")},
+                                                       {"--path", "teleport"},
+                                                       {"--figure", "12", "--m", "8,16"}};
+  for (const std::vector<std::string>& flags : wrong) {
+    Run(flags);
+    EXPECT_EQ(exit_code_, kExitUsage) << flags[0] << " " << flags[1];
+  }
+  Run({"--figure", "12", "--csv", File("no/such/folder.csv")});
+  EXPECT_EQ(exit_code_, kExitNoInput);
+}
+
+}  // namespace
+}  // namespace flashquant
