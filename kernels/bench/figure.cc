@@ -17,6 +17,8 @@ constexpr double kLeft = 70;
 constexpr double kRight = 230;  // the legend
 constexpr double kTop = 50;
 constexpr double kBottom = 60;
+constexpr double kBottomOfLongLabels = 130;
+constexpr size_t kLongLabel = 9;  // from here on labels are slanted
 constexpr std::array<const char*, 6> kColors = {"#1b6ca8", "#d1495b", "#66a182",
                                                 "#8d6a9f", "#c98f2b", "#4f5d75"};
 
@@ -69,6 +71,9 @@ class Chart {
         if (!std::isnan(value)) most = std::max(most, value);
       }
     }
+    for (const std::string& x : figure.x) {
+      if (x.size() >= kLongLabel) bottom_ = kBottomOfLongLabels;
+    }
     step_ = AxisStep(most > 0 ? most : 1);
     most_ = step_ * std::max(1.0, std::ceil(most / step_));
   }
@@ -86,7 +91,7 @@ class Chart {
     return kLeft + (kWidth - kLeft - kRight) * (static_cast<double>(i) + 0.5) / count;
   }
   double Y(double value) const {
-    return top_ + kHeight - kBottom - (kHeight - kTop - kBottom) * value / most_;
+    return top_ + kHeight - bottom_ - (kHeight - kTop - bottom_) * value / most_;
   }
 
   void Text(double x, double y, const char* anchor, int size, const std::string& text) {
@@ -108,7 +113,14 @@ class Chart {
       Text(kLeft - 8, Y(value) + 4, "end", 12, Number(value));
     }
     for (size_t i = 0; i < figure_.x.size(); ++i) {
-      Text(X(i), top_ + kHeight - kBottom + 20, "middle", 12, figure_.x[i]);
+      const double y = top_ + kHeight - bottom_ + 18;
+      if (bottom_ == kBottom) {
+        Text(X(i), y, "middle", 12, figure_.x[i]);
+      } else {
+        out_ += fmt::format("<g transform=\"rotate(-35 {:.1f} {:.1f})\">", X(i), y);
+        Text(X(i), y, "end", 11, figure_.x[i]);
+        out_ += "</g>\n";
+      }
     }
     Text((kLeft + kWidth - kRight) / 2, top_ + kHeight - 16, "middle", 13, figure_.x_label);
     Text(kLeft, top_ + kTop - 8, "start", 12, figure_.y_label);
@@ -139,6 +151,7 @@ class Chart {
   const double top_;
   double step_ = 1;
   double most_ = 1;
+  double bottom_ = kBottom;
   std::string out_;
 };
 

@@ -59,6 +59,13 @@ TEST(FigureTest, TheDrawingHasALineForEachSeriesAndAMarkForEachValue) {
   EXPECT_EQ(Count(svg, "<text"), Count(svg, "</text>"));
 }
 
+TEST(FigureTest, LongLabelsAreSlantedSoThatTheyDoNotOverlap) {
+  std::vector<Figure> figures = {Sample()};
+  EXPECT_THAT(FigureSvg(figures), Not(HasSubstr("rotate")));
+  figures[0].x = {"4096x4096 1%", "4096x4096 3%"};
+  EXPECT_EQ(Count(FigureSvg(figures), "rotate("), 2u);
+}
+
 TEST(FigureTest, AFigureWithoutValuesCanBeDrawn) {
   const std::vector<Figure> figures = {{"Empty", "x", "y", {}, {{"none", {}}}, {}}};
   EXPECT_THAT(FigureSvg(figures), HasSubstr("</svg>"));
