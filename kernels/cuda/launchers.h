@@ -22,9 +22,9 @@ enum class CopyPath : uint8_t {
 // y = x * W for a weight in packed form, with a plan made for this number of rows and this device.
 struct LinearW4A16Params {
   const void* x = nullptr;  // [m, k] BF16, row stride x_stride elements, rows 16-byte aligned
-  void* y = nullptr;        // [m, n] BF16, row stride y_stride elements, rows 4-byte aligned
+  void* y = nullptr;        // [m, n] BF16, row stride y_stride elements, rows 8-byte aligned
   int64_t x_stride = 0;     // multiple of 8
-  int64_t y_stride = 0;     // even
+  int64_t y_stride = 0;     // multiple of 4
   int32_t m = 0;            // 1 or more; more than rows_per_pass run in passes
 
   PackedLayout layout;              // k and n multiples of 8
@@ -34,7 +34,7 @@ struct LinearW4A16Params {
   // Private to one stream: partial sums (any content) and counters, which must be zero before the
   // first launch and are left zero.
   float* workspace = nullptr;    // LinearW4A16WorkspaceBytes, 16-byte aligned, never null
-  uint32_t* counters = nullptr;  // [num_strips * kBlocksPerStrip]
+  uint32_t* counters = nullptr;  // [num_strips]
 
   CopyPath path = CopyPath::kAuto;
   bool programmatic_launch = false;  // may start before the kernel before it ends (sm_90)

@@ -262,7 +262,7 @@ void CheckLayouts(bool quick) {
 
 bool FitsDevice(const Case& c, const cuda::LinearPlan& plan, int m) {
   const int64_t ring = int64_t{plan.num_warps} * cuda::StageBytes(c.layout());
-  return plan.num_warps <= (m <= 16 ? 16 : 12) &&
+  return plan.num_warps <= cuda::kMaxWarpsPerBlock &&
          cuda::PlanFixedSharedBytes(c.layout(), plan, m) + ring <= ThisDevice().shared_bytes;
 }
 
@@ -276,7 +276,7 @@ void CheckPlans(bool quick) {
   Case c(spec);
   for (int ranks : {1, 2, 3, 4, 5, 8, 14}) {
     for (int splits : {1, 3, 7, 26, 48}) {
-      for (int warps : {1, 8, 11, 12, 16}) {
+      for (int warps : {1, 5, 8, 11, 12}) {
         for (bool cluster : {false, true}) {
           if (ranks > c.layout().num_units || splits > c.layout().num_strips) continue;
           if (cluster && (ranks == 1 || ranks > 8)) continue;

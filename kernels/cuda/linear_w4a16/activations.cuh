@@ -92,7 +92,7 @@ __device__ __forceinline__ void StoreSums(float* sums, int batch_blocks, int lan
 }
 
 // `chunk`: in the slice.
-template <int kBatchBlocks, int kGroups>
+template <int kBatchBlocks, int kGroups, bool kZeros>
 __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, const uint32_t (&v)[4][4],
                                             int chunk, int batch_block, uint8_t* shared, int lane) {
   constexpr bool kDigits = UsesDigits(kBatchBlocks);
@@ -130,7 +130,7 @@ __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, const uint32
     StoreShared16(digits + i * kBatchBlocks * 512,
                   uint4{first.high, second.high, first.low, second.low});
   }
-  if (args.has_zeros) {
+  if (kZeros) {
     StoreSums<kGroups>(sums, kBatchBlocks, lane, [&](int i) {
       float sum = 0.0f;
 #pragma unroll
@@ -144,14 +144,17 @@ __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, const uint32
 
 // Stages chunks first_chunk .. first_chunk + num_chunks - 1 of K. All warps of the block share the
 // work; the caller puts a block barrier behind it. A warp has the loads of several chunks in flight
-// at once: their latency is most of this function's time.
-template <int kBatchBlocks, int kGroups>
-__device__ void StageActivations(const KernelArgs& args, int first_chunk, int num_chunks,
-                                 uint8_t* shared, int warp, int lane) {
+// at once: their latency is most of this function's time. `after_loads` is called once, behind the
+// first loads.
+template <int kBatchBlocks, int kGroups, bool kZeros, typename AfterLoads>
+__device__ __forceinline__ void StageActivations(const KernelArgs& args, int first_chunk,
+                                                 int num_chunks, uint8_t* shared, int warp,
+                                                 int lane, AfterLoads&& after_loads) {
   constexpr int kInFlight = 3;
   const int num_items = num_chunks * kBatchBlocks;
+  int first = warp;
 #pragma unroll 1
-  for (int first = warp; first < num_items; first += kInFlight * args.num_warps) {
+  do {
     uint32_t v[kInFlight][4][4];
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) {
@@ -159,14 +162,16 @@ __device__ void StageActivations(const KernelArgs& args, int first_chunk, int nu
       if (item >= num_items) break;
       LoadXChunk(args, first_chunk + item / kBatchBlocks, item % kBatchBlocks, lane, v[j]);
     }
+    if (first == warp) after_loads();
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) {
       const int item = first + j * args.num_warps;
       if (item >= num_items) break;
-      StoreXChunk<kBatchBlocks, kGroups>(args, v[j], item / kBatchBlocks, item % kBatchBlocks,
-                                         shared, lane);
+      StoreXChunk<kBatchBlocks, kGroups, kZeros>(args, v[j], item / kBatchBlocks,
+                                                 item % kBatchBlocks, shared, lane);
     }
-  }
+    first += kInFlight * args.num_warps;
+  } while (first < num_items);
 }
 
 }  // namespace flashquant::cuda

@@ -44,7 +44,7 @@ __device__ __forceinline__ void LoadXPair(uint32_t x, uint32_t x_block_pitch,
 
 // Adds the chunk at shared address `record` to `acc`. `x`: shared address of the chunk in batch
 // block 0, at the lane's row (LaneXRow); `sums`: shared address of the chunk's group sums.
-template <int kBatchBlocks, int kGroups>
+template <int kBatchBlocks, int kGroups, bool kZeros>
 __device__ __forceinline__ void AddDenseBf16(const KernelArgs& args, uint32_t record, uint32_t x,
                                              uint32_t sums, int lane,
                                              Accumulators<kBatchBlocks>& acc) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void AddDenseBf16(const KernelArgs& args, uint32_t re
   for (int group = 0; group < kGroups; ++group) {
     const uint2 scale_words = LoadShared8(scales + group * kGroupScaleBytes);
     uint2 zero_words = {0x43084308, 0x43084308};  // 128 + 8
-    if (args.has_zeros) {
+    if (kZeros) {
       zero_words = LoadShared8(scales + (kGroups + group) * kGroupScaleBytes);
     }
     float part[kBlocksPerStrip][kBatchBlocks][4];

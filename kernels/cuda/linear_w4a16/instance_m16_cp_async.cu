@@ -4,8 +4,8 @@
 
 namespace flashquant::cuda {
 
-const void* KernelM16CpAsync(int groups_per_chunk) {
-  return SelectByGroups<2, false>(groups_per_chunk);
+const void* KernelM16CpAsync(int groups_per_chunk, bool has_zeros) {
+  return SelectByWeight<2, false>(groups_per_chunk, has_zeros);
 }
 
 }  // namespace flashquant::cuda

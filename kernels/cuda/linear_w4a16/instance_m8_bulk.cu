@@ -4,6 +4,8 @@
 
 namespace flashquant::cuda {
 
-const void* KernelM8Bulk(int groups_per_chunk) { return SelectByGroups<1, true>(groups_per_chunk); }
+const void* KernelM8Bulk(int groups_per_chunk, bool has_zeros) {
+  return SelectByWeight<1, true>(groups_per_chunk, has_zeros);
+}
 
 }  // namespace flashquant::cuda

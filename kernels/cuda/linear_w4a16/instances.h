@@ -4,12 +4,13 @@
 
 namespace flashquant::cuda {
 
-// The instance for 1, 2 or 4 quantization groups in a chunk; nullptr for any other number.
-const void* KernelM8Bulk(int groups_per_chunk);
-const void* KernelM16Bulk(int groups_per_chunk);
-const void* KernelM32Bulk(int groups_per_chunk);
-const void* KernelM8CpAsync(int groups_per_chunk);
-const void* KernelM16CpAsync(int groups_per_chunk);
-const void* KernelM32CpAsync(int groups_per_chunk);
+// The instance for 1, 2 or 4 quantization groups in a chunk, with or without zero points; nullptr
+// for any other number.
+const void* KernelM8Bulk(int groups_per_chunk, bool has_zeros);
+const void* KernelM16Bulk(int groups_per_chunk, bool has_zeros);
+const void* KernelM32Bulk(int groups_per_chunk, bool has_zeros);
+const void* KernelM8CpAsync(int groups_per_chunk, bool has_zeros);
+const void* KernelM16CpAsync(int groups_per_chunk, bool has_zeros);
+const void* KernelM32CpAsync(int groups_per_chunk, bool has_zeros);
 
 }  // namespace flashquant::cuda

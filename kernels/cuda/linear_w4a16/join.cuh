@@ -1,12 +1,12 @@
 // Joining partial sums, always in the same order, so that results do not depend on timing.
-//   A warp that has all of a strip's units in its block hands their sum in alone. Otherwise it
-//   leaves its part in shared memory: of the strip it did not begin in a "first" slot, of its last
-//   strip in its own ring, which is free by then. Behind a block barrier these are added in warp
-//   order and handed in.
-//   Handing in, with several ranks: to the shared memory of the rank that owns the strip, which
-//   waits for all ranks' parts at its end and adds them; or, without clusters, to the workspace,
-//   where whoever arrives last adds all parts in rank order. Nobody ever waits there.
-// Work is counted per block of 16 channels, so that several warps share one strip's end.
+//   A strip whose units a warp has all (of its block's part of K) is whole: the warp hands its sum
+//   in as it goes. Other strips are shared: the warps leave their parts in shared memory, of a
+//   strip that they go on from in a "first" slot, of their last strip in their own ring, which is
+//   free by then; behind a block barrier one warp adds them in warp order and hands them in.
+//   Handing in, with several ranks: as a cluster, each rank owns some channels of every strip and
+//   receives all ranks' sums of them by asynchronous stores (RankExchange); without clusters,
+//   through the workspace, where whoever arrives last adds all parts in rank order.
+// What a lane holds of a strip is four channels of two rows of each batch block (packed_format.h).
 #pragma once
 
 #include "kernels/cuda/linear_w4a16/dense_common.cuh"
@@ -22,7 +22,6 @@ struct BlockShare {
   int num_strips;
   int unit_begin;  // of a strip: the block's part of K
   int num_units;   // of a strip
-  EvenSplit runs;  // of the local units over warps
   FastDivisor by_units;
 
   __device__ BlockShare(const KernelArgs& args) : rank(static_cast<int>(blockIdx.x)) {
@@ -32,9 +31,22 @@ struct BlockShare {
     unit_begin = args.units.Begin(rank);
     num_units = args.units.Size(rank);
     by_units = args.by_units[rank < args.units.remainder ? 1 : 0];
-    const int total = num_strips * num_units;
-    runs.quotient = args.by_warps.Divide(total);
-    runs.remainder = total - runs.quotient * args.num_warps;
+  }
+};
+
+// Where a warp's run begins: the strips are cut evenly, so that all ranks agree which are whole
+// whatever their number of units.
+struct RunBegin {
+  int strip;  // local
+  bool cut;   // inside the strip, which is then shared
+  int unit;   // local unit
+
+  __device__ RunBegin(const KernelArgs& args, const BlockShare& share, int warp) {
+    const int fraction = share.num_strips * warp;
+    strip = args.by_warps.Divide(fraction);
+    const int rest = fraction - strip * args.num_warps;
+    cut = rest != 0;
+    unit = strip * share.num_units + args.by_warps.Divide(rest * share.num_units);
   }
 };
 
@@ -50,199 +62,247 @@ __device__ __forceinline__ void AddTo(float (&sum)[4], const float4& v) {
 }
 
 template <int kBatchBlocks>
-__device__ void StoreSlot(uint8_t* slot, int lane, const Accumulators<kBatchBlocks>& acc) {
-  float4* out = reinterpret_cast<float4*>(slot) + lane;
+__device__ __forceinline__ void Clear(Accumulators<kBatchBlocks>& acc) {
 #pragma unroll
   for (int block = 0; block < kBlocksPerStrip; ++block) {
 #pragma unroll
     for (int nb = 0; nb < kBatchBlocks; ++nb) {
-      out[(block * kBatchBlocks + nb) * 32] = ToFloat4(acc[block][nb]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) acc[block][nb][j] = 0.0f;
     }
   }
 }
 
-// Writes 16 channels x 8 rows of y. Lanes trade neighbours' channels so that each store is a pair.
 template <int kBatchBlocks>
-__device__ void WriteBlock(const KernelArgs& args, int channel, int lane,
-                           const float (&acc)[kBatchBlocks][4]) {
-  const int g = lane >> 2;
-  const bool odd = (g & 1) != 0;
+__device__ __forceinline__ void StoreSlot(uint8_t* slot, int lane,
+                                          const Accumulators<kBatchBlocks>& acc) {
+  float4* out = reinterpret_cast<float4*>(slot) + lane;
+#pragma unroll
+  for (int i = 0; i < kBlocksPerStrip * kBatchBlocks; ++i) {
+    out[i * 32] = ToFloat4(acc[i / kBatchBlocks][i % kBatchBlocks]);
+  }
+}
+
+// Writes channels 4g .. 4g + 3 of a strip, rows 2t and 2t + 1 of each batch block.
+template <int kBatchBlocks>
+__device__ __forceinline__ void WriteOutputs(const KernelArgs& args, int strip, int g, int t,
+                                             const Accumulators<kBatchBlocks>& acc) {
+  const int n = strip * kStripN + 4 * g;
+  if (n >= args.n) return;
 #pragma unroll
   for (int nb = 0; nb < kBatchBlocks; ++nb) {
-    const int row = nb * kRowsPerBatchBlock + 2 * (lane & 3) + (odd ? 1 : 0);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float mine = odd ? acc[nb][2 * half + 1] : acc[nb][2 * half];
-      const float theirs =
-          __shfl_xor_sync(0xffffffffu, odd ? acc[nb][2 * half] : acc[nb][2 * half + 1], 4);
-      const int n = channel + 8 * half + (g & ~1);
-      if (row < args.m && n < args.n) {
-        *reinterpret_cast<__nv_bfloat162*>(args.y + row * args.y_stride + n) =
-            odd ? __floats2bfloat162_rn(theirs, mine) : __floats2bfloat162_rn(mine, theirs);
-      }
+    for (int j = 0; j < 2; ++j) {
+      const int row = nb * kRowsPerBatchBlock + 2 * t + j;
+      if (row >= args.m) continue;
+      const __nv_bfloat162 low = __floats2bfloat162_rn(acc[0][nb][j], acc[0][nb][j + 2]);
+      const __nv_bfloat162 high = __floats2bfloat162_rn(acc[1][nb][j], acc[1][nb][j + 2]);
+      uint2 words;
+      memcpy(&words.x, &low, 4);
+      memcpy(&words.y, &high, 4);
+      *reinterpret_cast<uint2*>(args.y + row * args.y_stride + n) = words;
     }
   }
 }
 
-// Adds the parts of all ranks of one block of a strip in rank order and writes y.
+// The exchange of one warp with its counterparts in the other ranks of the cluster, strip after
+// strip. Rank r owns the channels of lanes with g * num_ranks / 8 == r. Parts of a strip arrive in
+// one of join_slots slots by turns, and a warp has taken out all strips but the last join_lag
+// before it hands in another. Either there is a slot for every strip, or join_slots = 2 * join_lag:
+// then the slot of strip i is free for strip i + 2 * lag, because whoever hands that in has taken
+// strip i + lag, which every rank had handed in after taking strip i.
 template <int kBatchBlocks>
-__device__ void ReduceWorkspace(const KernelArgs& args, int strip, int block, int lane) {
-  float sum[kBatchBlocks][4] = {};
-  const float4* parts =
-      reinterpret_cast<const float4*>(args.workspace) +
-      (static_cast<int64_t>(strip) * args.num_ranks * kBlocksPerStrip + block) * kBatchBlocks * 32 +
-      lane;
-#pragma unroll 4
-  for (int rank = 0; rank < args.num_ranks; ++rank) {
+class RankExchange {
+ public:
+  static constexpr int kVectors = kBlocksPerStrip * kBatchBlocks;  // float4 of a lane
+
+  // The strips first_strip, first_strip + 1, ... of the layer are handed in, then perhaps a shared
+  // one.
+  __device__ RankExchange(const KernelArgs& args, uint8_t* shared, int rank, int first_strip,
+                          int num_whole, int warp, int lane)
+      : args_(args),
+        slots_(shared + args.shared.join_slots_offset + warp * args.join_slots * JoinSlotBytes()),
+        barriers_(SharedAddress(shared + kJoinBarrierOffset + warp * kMaxJoinSlots * 8)),
+        rank_(rank),
+        lane_(lane),
+        first_g_(args.join_first[args.cluster_join ? rank : 0]),
+        num_g_(args.join_first[args.cluster_join ? rank + 1 : 0] - first_g_),
+        owner_((lane >> 2) * args.num_ranks / 8),
+        owner_g_((lane >> 2) - args.join_first[args.cluster_join ? owner_ : 0]),
+        next_strip_(first_strip),
+        num_whole_(num_whole) {}
+
+  // Before the cluster's first barrier.
+  __device__ void Init() {
+    if (lane_ != 0) return;
+    for (int slot = 0; slot < args_.join_slots; ++slot) {
+      InitByteBarrier(barriers_ + 8 * slot);
+      ExpectBytes(barriers_ + 8 * slot, ExpectedBytes());
+    }
+    FenceBarrierInit();
+  }
+
+  __device__ void HandIn(const Accumulators<kBatchBlocks>& acc) {
+    while (handed_in_ - taken_ >= args_.join_lag) Take();
+    const uint32_t vector_bytes = args_.join_groups * 64;
+    const uint32_t local = SharedAddress(slots_) + in_slot_ * JoinSlotBytes() +
+                           rank_ * kVectors * vector_bytes + owner_g_ * 64 + (lane_ & 3) * 16;
+    const uint32_t address = ClusterAddress(local, owner_);
+    const uint32_t barrier = ClusterAddress(barriers_ + 8 * in_slot_, owner_);
 #pragma unroll
-    for (int nb = 0; nb < kBatchBlocks; ++nb) {
-      AddTo(sum[nb], __ldcg(parts + (rank * kBlocksPerStrip * kBatchBlocks + nb) * 32));
+    for (int i = 0; i < kVectors; ++i) {
+      StoreClusterAsync16(address + i * vector_bytes,
+                          ToFloat4(acc[i / kBatchBlocks][i % kBatchBlocks]), barrier);
+    }
+    ++handed_in_;
+    in_slot_ = in_slot_ + 1 == args_.join_slots ? 0 : in_slot_ + 1;
+  }
+  __device__ void HandInShared(int strip, const Accumulators<kBatchBlocks>& acc) {
+    shared_strip_ = strip;
+    HandIn(acc);
+  }
+  __device__ void TakeAll() {
+    while (taken_ < handed_in_) Take();
+  }
+
+ private:
+  // Waits for the parts of the oldest strip handed in, adds them and writes y.
+  __device__ void Take() {
+    WaitForBytes(barriers_ + 8 * out_slot_, out_parity_);
+    const int local_g = lane_ >> 2;
+    if (local_g < num_g_) {
+      Accumulators<kBatchBlocks> sum;
+      Clear<kBatchBlocks>(sum);
+      const float4* parts =
+          reinterpret_cast<const float4*>(slots_ + out_slot_ * JoinSlotBytes()) + lane_;
+      const uint32_t pitch = args_.join_groups * 4;
+#pragma unroll 2
+      for (int rank = 0; rank < args_.num_ranks; ++rank) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          AddTo(sum[i / kBatchBlocks][i % kBatchBlocks], parts[(rank * kVectors + i) * pitch]);
+        }
+      }
+      const int strip = taken_ < num_whole_ ? next_strip_ + taken_ : shared_strip_;
+      WriteOutputs<kBatchBlocks>(args_, strip, first_g_ + local_g, lane_ & 3, sum);
+    }
+    __syncwarp();
+    if (lane_ == 0) ExpectBytes(barriers_ + 8 * out_slot_, ExpectedBytes());
+    ++taken_;
+    if (++out_slot_ == args_.join_slots) {
+      out_slot_ = 0;
+      out_parity_ ^= 1;
     }
   }
-  WriteBlock<kBatchBlocks>(args, strip * kStripN + block * 16, lane, sum);
-}
+
+  __device__ uint32_t JoinSlotBytes() const {
+    return args_.num_ranks * kVectors * args_.join_groups * 64;
+  }
+  __device__ uint32_t ExpectedBytes() const { return args_.num_ranks * kVectors * num_g_ * 64; }
+
+  const KernelArgs& args_;
+  uint8_t* slots_;
+  uint32_t barriers_;
+  int rank_;
+  int lane_;
+  int first_g_;  // of this rank's channels
+  int num_g_;
+  int owner_;    // of this lane's channels
+  int owner_g_;  // where they are among the owner's
+  int next_strip_;
+  int num_whole_;
+  int shared_strip_ = 0;
+  int handed_in_ = 0;
+  int taken_ = 0;
+  int in_slot_ = 0;
+  int out_slot_ = 0;
+  uint32_t out_parity_ = 0;
+};
 
 // Orders this thread's reads and writes for the whole GPU; with the counter's atomic it makes
 // parts visible to whoever counts last.
 __device__ __forceinline__ void FenceGpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-template <int kBatchBlocks, int kBlocks>
-__device__ void HandInToWorkspace(const KernelArgs& args, int rank, int strip, int first_block,
-                                  int lane, const float (&acc)[kBlocks][kBatchBlocks][4]) {
-  float4* out =
-      reinterpret_cast<float4*>(args.workspace) +
-      ((static_cast<int64_t>(strip) * args.num_ranks + rank) * kBlocksPerStrip + first_block) *
-          kBatchBlocks * 32 +
-      lane;
+template <int kBatchBlocks>
+__device__ void HandInToWorkspace(const KernelArgs& args, int rank, int strip, int lane,
+                                  const Accumulators<kBatchBlocks>& acc) {
+  constexpr int kVectors = kBlocksPerStrip * kBatchBlocks;
+  float4* parts = reinterpret_cast<float4*>(args.workspace) +
+                  static_cast<int64_t>(strip) * args.num_ranks * kVectors * 32 + lane;
 #pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-#pragma unroll
-    for (int nb = 0; nb < kBatchBlocks; ++nb) {
-      __stcg(out + (i * kBatchBlocks + nb) * 32, ToFloat4(acc[i][nb]));
-    }
+  for (int i = 0; i < kVectors; ++i) {
+    __stcg(parts + (rank * kVectors + i) * 32, ToFloat4(acc[i / kBatchBlocks][i % kBatchBlocks]));
   }
   FenceGpu();
   __syncwarp();
   bool last = false;
-  if (lane < kBlocks) {
-    uint32_t* counter = args.counters + strip * kBlocksPerStrip + first_block + lane;
-    last = atomicAdd(counter, 1u) == static_cast<uint32_t>(args.num_ranks) - 1;
-    if (last) *counter = 0;
+  if (lane == 0) {
+    last = atomicAdd(args.counters + strip, 1u) == static_cast<uint32_t>(args.num_ranks) - 1;
+    if (last) args.counters[strip] = 0;
   }
-  const uint32_t finished = __ballot_sync(0xffffffffu, last);
-  if (finished == 0) return;
+  if (!__shfl_sync(0xffffffffu, last, 0)) return;
   FenceGpu();
-#pragma unroll 1
-  for (int i = 0; i < kBlocks; ++i) {
-    if ((finished >> i & 1u) != 0)
-      ReduceWorkspace<kBatchBlocks>(args, strip, first_block + i, lane);
+  Accumulators<kBatchBlocks> sum;
+  Clear<kBatchBlocks>(sum);
+#pragma unroll 2
+  for (int r = 0; r < args.num_ranks; ++r) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      AddTo(sum[i / kBatchBlocks][i % kBatchBlocks], __ldcg(parts + (r * kVectors + i) * 32));
+    }
   }
+  WriteOutputs<kBatchBlocks>(args, strip, lane >> 2, lane & 3, sum);
 }
 
-// Hands in blocks first_block .. first_block + kBlocks - 1 of the block's sum of local strip
-// `local`.
-template <int kBatchBlocks, bool kCluster, int kBlocks>
-__device__ void HandIn(const KernelArgs& args, const BlockShare& share, uint8_t* shared, int local,
-                       int first_block, int lane, const float (&acc)[kBlocks][kBatchBlocks][4]) {
-  const int strip = share.strip_begin + local;
+// Hands in the block's sum of a strip; kShared: one that warps share, the last of the warp.
+template <int kBatchBlocks, bool kCluster, bool kShared>
+__device__ __forceinline__ void HandIn(const KernelArgs& args, const BlockShare& share,
+                                       RankExchange<kBatchBlocks>& exchange, int local_strip,
+                                       int lane, const Accumulators<kBatchBlocks>& acc) {
+  const int strip = share.strip_begin + local_strip;
   if (args.num_ranks == 1) {
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      WriteBlock<kBatchBlocks>(args, strip * kStripN + (first_block + i) * 16, lane, acc[i]);
+    WriteOutputs<kBatchBlocks>(args, strip, lane >> 2, lane & 3, acc);
+  } else if (kCluster && args.cluster_join) {
+    if constexpr (kShared) {
+      exchange.HandInShared(strip, acc);
+    } else {
+      exchange.HandIn(acc);
     }
-    return;
-  }
-  if (!kCluster || !args.cluster_join) {
-    HandInToWorkspace<kBatchBlocks, kBlocks>(args, share.rank, strip, first_block, lane, acc);
-    return;
-  }
-  const int round = args.by_ranks.Divide(local);
-  const int slot = round * args.num_ranks + share.rank;
-  const auto owner = static_cast<uint32_t>(local - round * args.num_ranks);
-  const uint32_t address =
-      ClusterAddress(SharedAddress(shared + args.shared.join_slots_offset) +
-                         static_cast<uint32_t>(slot) * SlotBytes(kBatchBlocks) +
-                         static_cast<uint32_t>(first_block) * kBatchBlocks * 512,
-                     owner);
-  const uint32_t barrier = ClusterAddress(SharedAddress(shared + kJoinBarrierOffset), owner);
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-#pragma unroll
-    for (int nb = 0; nb < kBatchBlocks; ++nb) {
-      StoreClusterAsync16(address + (i * kBatchBlocks + nb) * 512 + lane * 16, ToFloat4(acc[i][nb]),
-                          barrier);
-    }
+  } else {
+    HandInToWorkspace<kBatchBlocks>(args, share.rank, strip, lane, acc);
   }
 }
 
-// Behind a block barrier: adds the warps' parts of the strips that more than one warp shares.
+// Behind a block barrier: adds the warps' parts of the shared strip whose first cut is this warp's
+// begin, if there is one.
 template <int kBatchBlocks, bool kCluster>
-__device__ void CombineWarps(const KernelArgs& args, const BlockShare& share, uint8_t* shared,
-                             int warp, int lane) {
-  const uint32_t ring_pitch = args.stages * args.stage_bytes;
+__device__ void CombineWarps(const KernelArgs& args, const BlockShare& share,
+                             RankExchange<kBatchBlocks>& exchange, uint8_t* shared, int warp,
+                             int lane) {
+  if (warp == 0) return;
+  const RunBegin begin(args, share, warp);
+  RunBegin run(args, share, warp - 1);
+  if (!begin.cut || (run.cut && run.strip == begin.strip)) return;
+  const int strip_begin = begin.strip * share.num_units;
+  const int strip_end = strip_begin + share.num_units;
+  Accumulators<kBatchBlocks> sum;
+  Clear<kBatchBlocks>(sum);
 #pragma unroll 1
-  for (int item = warp; item < (args.num_warps - 1) * kBlocksPerStrip; item += args.num_warps) {
-    // A shared strip belongs to the first cut between runs that falls inside it.
-    const int cut = item / kBlocksPerStrip + 1;
-    const int block = item % kBlocksPerStrip;
-    const int unit = share.runs.Begin(cut);
-    const int local = share.by_units.Divide(unit);
-    const int strip_begin = local * share.num_units;
-    const int strip_end = strip_begin + share.num_units;
-    if (local == share.num_strips || unit == strip_begin || share.runs.Begin(cut - 1) > strip_begin)
-      continue;
-    float sum[1][kBatchBlocks][4] = {};
-    int w = cut - 1;
-    int run_begin = share.runs.Begin(w);
-#pragma unroll 1
-    while (run_begin < strip_end) {
-      const int run_end = run_begin + share.runs.Size(w);
-      const uint32_t offset = run_end > strip_end
+  for (int w = warp - 1; run.unit < strip_end && w < args.num_warps; ++w) {
+    const RunBegin next(args, share, w + 1);
+    if (max(run.unit, strip_begin) < min(next.unit, strip_end)) {
+      const uint32_t offset = next.unit > strip_end
                                   ? args.shared.first_slots_offset + w * SlotBytes(kBatchBlocks)
-                                  : args.shared.ring_offset + w * ring_pitch;
-      const float4* slot =
-          reinterpret_cast<const float4*>(shared + offset) + block * kBatchBlocks * 32 + lane;
+                                  : args.shared.ring_offset + w * args.stages * args.stage_bytes;
+      const float4* slot = reinterpret_cast<const float4*>(shared + offset) + lane;
 #pragma unroll
-      for (int nb = 0; nb < kBatchBlocks; ++nb) AddTo(sum[0][nb], slot[nb * 32]);
-      run_begin = run_end;
-      ++w;
-    }
-    HandIn<kBatchBlocks, kCluster, 1>(args, share, shared, local, block, lane, sum);
-  }
-}
-
-// Strips that this rank owns: every num_ranks-th.
-__device__ __forceinline__ int NumOwned(const KernelArgs& args, const BlockShare& share) {
-  return args.by_ranks.Divide(share.num_strips - share.rank + args.num_ranks - 1);
-}
-
-// Waits for all ranks' parts of the strips that this rank owns and adds them.
-template <int kBatchBlocks>
-__device__ void CombineRanks(const KernelArgs& args, const BlockShare& share, uint8_t* shared,
-                             int warp, int lane) {
-  const int owned = NumOwned(args, share);
-  if (owned == 0) return;
-  WaitForBytes(SharedAddress(shared + kJoinBarrierOffset));
-#pragma unroll 1
-  for (int item = warp; item < owned * kBlocksPerStrip; item += args.num_warps) {
-    const int index = item / kBlocksPerStrip;
-    const int block = item % kBlocksPerStrip;
-    float sum[kBatchBlocks][4] = {};
-    const float4* slots =
-        reinterpret_cast<const float4*>(shared + args.shared.join_slots_offset +
-                                        static_cast<uint32_t>(index * args.num_ranks) *
-                                            SlotBytes(kBatchBlocks)) +
-        block * kBatchBlocks * 32 + lane;
-#pragma unroll 4
-    for (int rank = 0; rank < args.num_ranks; ++rank) {
-#pragma unroll
-      for (int nb = 0; nb < kBatchBlocks; ++nb) {
-        AddTo(sum[nb], slots[(rank * kBlocksPerStrip * kBatchBlocks + nb) * 32]);
+      for (int i = 0; i < kBlocksPerStrip * kBatchBlocks; ++i) {
+        AddTo(sum[i / kBatchBlocks][i % kBatchBlocks], slot[i * 32]);
       }
     }
-    const int strip = share.strip_begin + index * args.num_ranks + share.rank;
-    WriteBlock<kBatchBlocks>(args, strip * kStripN + block * 16, lane, sum);
+    run = next;
   }
+  HandIn<kBatchBlocks, kCluster, true>(args, share, exchange, begin.strip, lane, sum);
 }
 
 }  // namespace flashquant::cuda

@@ -41,6 +41,30 @@ __device__ __forceinline__ OutlierRef LoadRef(const KernelArgs& args, const Unit
   return OutlierRef{v.x, v.y};
 }
 
+// Sizes of the records in the stages, the next unit's lowest, in 16 bytes: in a register, because a
+// unit begins with them. Records of more than one piece count as kMany.
+class RecordSizes {
+ public:
+  static constexpr uint32_t kMany = kMaxPieceBytes / 16 + 1;
+
+  __device__ uint32_t Pop() {
+    const auto size = static_cast<uint32_t>(sizes_) & kMask;
+    sizes_ >>= kBits;
+    return size;
+  }
+  // `ahead`: units between the next one to pop and this.
+  __device__ void Put(int ahead, uint32_t num_16bytes) {
+    sizes_ |= static_cast<uint64_t>(min(num_16bytes, kMany)) << (kBits * ahead);
+  }
+
+ private:
+  static constexpr int kBits = 10;
+  static constexpr uint32_t kMask = (1u << kBits) - 1;
+  static_assert(kMany <= kMask && kBits * kMaxStages <= 64);
+
+  uint64_t sizes_ = 0;
+};
+
 __device__ __forceinline__ uint32_t FirstPieceBytes(const OutlierRef& ref) {
   return min(ref.num_16bytes * 16, static_cast<uint32_t>(kMaxPieceBytes));
 }
@@ -53,42 +77,27 @@ __device__ __forceinline__ void FillDense(const KernelArgs& args, const UnitCurs
                  args.unit_dense_bytes);
 }
 
-// `sizes`: the warp's record sizes in shared memory.
 template <bool kBulk>
 __device__ __forceinline__ void FillOutliers(const KernelArgs& args, const OutlierRef& ref,
-                                             StageRing<kBulk>& ring, uint32_t sizes, int stage) {
-  StoreShared4(sizes + 4 * stage, ref.num_16bytes);
+                                             StageRing<kBulk>& ring, int stage) {
   ring.CopyRest(stage, args.unit_dense_bytes,
                 args.outliers + static_cast<uint64_t>(ref.offset) * 16, FirstPieceBytes(ref));
-}
-
-template <int kBatchBlocks>
-__device__ __forceinline__ void Clear(Accumulators<kBatchBlocks>& acc) {
-#pragma unroll
-  for (int block = 0; block < kBlocksPerStrip; ++block) {
-#pragma unroll
-    for (int nb = 0; nb < kBatchBlocks; ++nb) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) acc[block][nb][j] = 0.0f;
-    }
-  }
 }
 
 // Pieces of a unit's outliers behind the first, which only tiles of more than an eighth outliers
 // have: they come through the first one's place one after the other.
 template <int kBatchBlocks, bool kBulk>
 __device__ __forceinline__ void AddMorePieces(const KernelArgs& args, const UnitCursor& at,
-                                              uint32_t num_16bytes, StageRing<kBulk>& ring,
-                                              int stage, uint32_t x, int lane,
-                                              Accumulators<kBatchBlocks>& acc) {
+                                              StageRing<kBulk>& ring, int stage, uint32_t x,
+                                              int lane, Accumulators<kBatchBlocks>& acc) {
   constexpr uint32_t kPiece = kMaxPieceBytes / 16;
+  const OutlierRef ref = LoadRef(args, at);
 #pragma unroll 1
-  for (uint32_t done = kPiece; done < num_16bytes; done += kPiece) {
-    const uint32_t size = min(num_16bytes - done, kPiece);
+  for (uint32_t done = kPiece; done < ref.num_16bytes; done += kPiece) {
+    const uint32_t size = min(ref.num_16bytes - done, kPiece);
     __syncwarp();
     ring.CopyRest(stage, args.unit_dense_bytes,
-                  args.outliers + (static_cast<uint64_t>(LoadRef(args, at).offset) + done) * 16,
-                  size * 16);
+                  args.outliers + (static_cast<uint64_t>(ref.offset) + done) * 16, size * 16);
     ring.WaitForAll(stage);
     const OutlierRounds rounds(ring.Address(stage) + args.unit_dense_bytes, size - 1, lane);
     AddOutliers<kBatchBlocks>(args, rounds, rounds.Load(0), x, lane, acc);
@@ -96,7 +105,7 @@ __device__ __forceinline__ void AddMorePieces(const KernelArgs& args, const Unit
 }
 
 // Adds chunk `chunk` of the block's slice, whose codes are at shared address `record`.
-template <int kBatchBlocks, int kGroups>
+template <int kBatchBlocks, int kGroups, bool kZeros>
 __device__ __forceinline__ void AddChunk(const KernelArgs& args, uint32_t record, uint32_t chunk,
                                          uint32_t shared, uint32_t lane_x_row, int lane,
                                          Accumulators<kBatchBlocks>& acc) {
@@ -106,29 +115,26 @@ __device__ __forceinline__ void AddChunk(const KernelArgs& args, uint32_t record
     const uint32_t digits =
         shared + args.shared.digits_offset + chunk * kBatchBlocks * 2048 + lane * 16;
     const uint32_t scales = shared + args.shared.scales_offset + chunk * kRowBytes;
-    if (args.has_zeros) {
-      AddDenseInt8<kBatchBlocks, kGroups, true>(record, digits, scales, sums, lane, acc);
-    } else {
-      AddDenseInt8<kBatchBlocks, kGroups, false>(record, digits, scales, sums, lane, acc);
-    }
+    AddDenseInt8<kBatchBlocks, kGroups, kZeros>(record, digits, scales, sums, lane, acc);
   } else {
     const uint32_t x = shared + args.shared.x_offset + chunk * kXChunkBytes + lane_x_row;
-    AddDenseBf16<kBatchBlocks, kGroups>(args, record, x, sums, lane, acc);
+    AddDenseBf16<kBatchBlocks, kGroups, kZeros>(args, record, x, sums, lane, acc);
   }
 }
 
 // A warp's run, after the activations are there.
-template <int kBatchBlocks, int kGroups, bool kBulk>
+template <int kBatchBlocks, int kGroups, bool kZeros, bool kBulk>
 __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShare& share,
-                                         UnitCursor at, int num_run, UnitCursor fill,
-                                         StageRing<kBulk>& ring, uint32_t sizes, uint8_t* shared,
-                                         uint32_t ring_offset, int warp, int lane) {
+                                         UnitCursor at, int num_run, int first_whole, int end_whole,
+                                         UnitCursor fill, StageRing<kBulk>& ring,
+                                         RankExchange<kBatchBlocks>& exchange, RecordSizes sizes,
+                                         uint8_t* shared, uint32_t ring_offset, int warp,
+                                         int lane) {
   const uint32_t shared_base = SharedAddress(shared);
   const uint32_t lane_x_row = LaneXRow(lane);
   const uint32_t chunk_bytes = args.unit_dense_bytes / kUnitChunks;
   OutlierRef next;  // of unit `fill`, loaded one unit ahead of use
   if (args.stages < num_run) next = LoadRef(args, fill);
-  bool from_start = at.unit == 0;
   Accumulators<kBatchBlocks> acc;
   Clear<kBatchBlocks>(acc);
   int stage = 0;
@@ -136,7 +142,7 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
   for (int i = 0; i < num_run; ++i) {
     ring.Wait(stage);
     const uint32_t record = ring.Address(stage);
-    const uint32_t outliers = LoadShared4(sizes + 4 * stage);
+    const uint32_t outliers = sizes.Pop();
     OutlierRounds rounds;
     OutlierRounds::Round round = {};
     if (outliers != 0) {
@@ -146,22 +152,23 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
     }
 #pragma unroll
     for (uint32_t c = 0; c < kUnitChunks; ++c) {
-      AddChunk<kBatchBlocks, kGroups>(args, record + c * chunk_bytes,
-                                      static_cast<uint32_t>(at.unit) * kUnitChunks + c, shared_base,
-                                      lane_x_row, lane, acc);
+      AddChunk<kBatchBlocks, kGroups, kZeros>(args, record + c * chunk_bytes,
+                                              static_cast<uint32_t>(at.unit) * kUnitChunks + c,
+                                              shared_base, lane_x_row, lane, acc);
     }
     if (outliers != 0) {
       const uint32_t x =
           shared_base + args.shared.x_offset + at.unit * (kUnitChunks * kXChunkBytes);
       AddOutliers<kBatchBlocks>(args, rounds, round, x, lane, acc);
-      if (outliers * 16 > kMaxPieceBytes) {
-        AddMorePieces<kBatchBlocks, kBulk>(args, at, outliers, ring, stage, x, lane, acc);
+      if (outliers == RecordSizes::kMany) {
+        AddMorePieces<kBatchBlocks, kBulk>(args, at, ring, stage, x, lane, acc);
       }
     }
     __syncwarp();
     if (i + args.stages < num_run) {
       FillDense<kBulk>(args, fill, ring, stage);
-      FillOutliers<kBulk>(args, next, ring, sizes, stage);
+      FillOutliers<kBulk>(args, next, ring, stage);
+      sizes.Put(args.stages - 1, next.num_16bytes);
       fill.Next(args, share);
       if (i + 1 + args.stages < num_run) next = LoadRef(args, fill);
     } else {
@@ -172,8 +179,8 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
     const bool strip_end = at.unit + 1 == share.num_units;
     const bool last = i + 1 == num_run;
     if (strip_end || last) {
-      if (strip_end && from_start) {
-        HandIn<kBatchBlocks, kBulk, kBlocksPerStrip>(args, share, shared, at.strip, 0, lane, acc);
+      if (at.strip >= first_whole && at.strip < end_whole) {
+        HandIn<kBatchBlocks, kBulk, false>(args, share, exchange, at.strip, lane, acc);
       } else {
         StoreSlot<kBatchBlocks>(
             shared + (last ? ring_offset
@@ -181,7 +188,6 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
             lane, acc);
       }
       Clear<kBatchBlocks>(acc);
-      from_start = true;
     }
     at.Next(args, share);
   }
@@ -190,25 +196,27 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
 // Grid: num_ranks x num_splits blocks (normally one per SM), in clusters of num_ranks with
 // cluster_join; num_warps * 32 threads. Shared memory: KernelArgs' offsets, the ring last
 // (launch.cu). Pointers aligned as launchers.h says. m <= 8 * kBatchBlocks.
-template <int kBatchBlocks, int kGroups, bool kBulk>
-__global__ void __launch_bounds__(MaxWarps(kBatchBlocks) * 32, 1)
+template <int kBatchBlocks, int kGroups, bool kZeros, bool kBulk>
+__global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
     LinearW4A16Kernel(const __grid_constant__ KernelArgs args) {
   extern __shared__ __align__(128) uint8_t shared[];
   // Through a shuffle, so that the compiler knows it to be the same in all lanes.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const BlockShare share(args);
-  const int num_run = share.runs.Size(warp);
-  const UnitCursor first(args, share, share.runs.Begin(warp));
+  const RunBegin run(args, share, warp);
+  const RunBegin run_end(args, share, warp + 1);
+  const int num_run = run_end.unit - run.unit;
+  const UnitCursor first(args, share, run.unit);
 
   // Weights do not depend on the kernel before; activations, the workspace and y do.
   const uint32_t ring_offset = args.shared.ring_offset + warp * args.stages * args.stage_bytes;
-  const uint32_t sizes = SharedAddress(shared + kSharedBarrierBytes + warp * kMaxStages * 4);
   StageRing<kBulk> ring(SharedAddress(shared + ring_offset),
                         SharedAddress(shared + warp * kMaxStages * 8), args.stages,
                         args.stage_bytes, lane);
   UnitCursor fill = first;
   OutlierRef refs;  // of the unit in stage `lane`
+  RecordSizes sizes;
   const int num_fills = min(num_run, args.stages);
 #pragma unroll 1
   for (int i = 0; i < num_fills; ++i) {
@@ -217,50 +225,59 @@ __global__ void __launch_bounds__(MaxWarps(kBatchBlocks) * 32, 1)
     fill.Next(args, share);
   }
   ReleaseNextKernel();
-#pragma unroll 1
-  for (int i = 0; i < args.stages; ++i) {
-    if (i < num_fills) {
-      const OutlierRef ref = {__shfl_sync(0xffffffffu, refs.offset, i),
-                              __shfl_sync(0xffffffffu, refs.num_16bytes, i)};
-      FillOutliers<kBulk>(args, ref, ring, sizes, i);
-    } else {
-      ring.CopyNothing();
-    }
-  }
   const bool cluster_join = kBulk && args.cluster_join;
+  const int first_whole = run.strip + (run.cut ? 1 : 0);
+  RankExchange<kBatchBlocks> exchange(args, shared, share.rank, share.strip_begin + first_whole,
+                                      run_end.strip - first_whole, warp, lane);
   if (cluster_join) {
-    if (threadIdx.x == 0) {
-      InitByteBarrier(
-          SharedAddress(shared + kJoinBarrierOffset),
-          static_cast<uint32_t>(NumOwned(args, share) * args.num_ranks) * SlotBytes(kBatchBlocks));
-    }
+    exchange.Init();
     ClusterArrive();
   }
   WaitForPreviousKernel();
-  StageActivations<kBatchBlocks, kGroups>(args, share.unit_begin * kUnitChunks,
-                                          share.num_units * kUnitChunks, shared, warp, lane);
+  // The references have had the time of the loads before them to arrive.
+  StageActivations<kBatchBlocks, kGroups, kZeros>(
+      args, share.unit_begin * kUnitChunks, share.num_units * kUnitChunks, shared, warp, lane, [&] {
+#pragma unroll 1
+        for (int i = 0; i < args.stages; ++i) {
+          if (i < num_fills) {
+            const OutlierRef ref = {__shfl_sync(0xffffffffu, refs.offset, i),
+                                    __shfl_sync(0xffffffffu, refs.num_16bytes, i)};
+            FillOutliers<kBulk>(args, ref, ring, i);
+            sizes.Put(i, ref.num_16bytes);
+          } else {
+            ring.CopyNothing();
+          }
+        }
+      });
   __syncthreads();
   // All blocks of the cluster run: their shared memory may be written.
   if (cluster_join) ClusterWait();
-  RunUnits<kBatchBlocks, kGroups, kBulk>(args, share, first, num_run, fill, ring, sizes, shared,
-                                         ring_offset, warp, lane);
+  RunUnits<kBatchBlocks, kGroups, kZeros, kBulk>(args, share, first, num_run, first_whole,
+                                                 run_end.strip, fill, ring, exchange, sizes, shared,
+                                                 ring_offset, warp, lane);
   __syncthreads();
-  CombineWarps<kBatchBlocks, kBulk>(args, share, shared, warp, lane);
-  if (cluster_join) CombineRanks<kBatchBlocks>(args, share, shared, warp, lane);
+  CombineWarps<kBatchBlocks, kBulk>(args, share, exchange, shared, warp, lane);
+  if (cluster_join) exchange.TakeAll();
 }
 
-template <int kBatchBlocks, bool kBulk>
+template <int kBatchBlocks, bool kZeros, bool kBulk>
 const void* SelectByGroups(int groups_per_chunk) {
   switch (groups_per_chunk) {
     case 1:
-      return reinterpret_cast<const void*>(&LinearW4A16Kernel<kBatchBlocks, 1, kBulk>);
+      return reinterpret_cast<const void*>(&LinearW4A16Kernel<kBatchBlocks, 1, kZeros, kBulk>);
     case 2:
-      return reinterpret_cast<const void*>(&LinearW4A16Kernel<kBatchBlocks, 2, kBulk>);
+      return reinterpret_cast<const void*>(&LinearW4A16Kernel<kBatchBlocks, 2, kZeros, kBulk>);
     case 4:
-      return reinterpret_cast<const void*>(&LinearW4A16Kernel<kBatchBlocks, 4, kBulk>);
+      return reinterpret_cast<const void*>(&LinearW4A16Kernel<kBatchBlocks, 4, kZeros, kBulk>);
     default:
       return nullptr;
   }
+}
+
+template <int kBatchBlocks, bool kBulk>
+const void* SelectByWeight(int groups_per_chunk, bool has_zeros) {
+  return has_zeros ? SelectByGroups<kBatchBlocks, true, kBulk>(groups_per_chunk)
+                   : SelectByGroups<kBatchBlocks, false, kBulk>(groups_per_chunk);
 }
 
 }  // namespace flashquant::cuda

@@ -32,8 +32,10 @@ struct KernelArgs {
   EvenSplit units;          // over ranks
   FastDivisor by_units[2];  // by a rank's units: units.quotient and one more
   FastDivisor by_warps;
-  FastDivisor by_ranks;
-  bool has_zeros;
+  int32_t join_slots;  // of a warp, see RankExchange
+  int32_t join_lag;
+  uint32_t join_groups;                      // groups of four channels that a rank owns at most
+  uint8_t join_first[kMaxClusterRanks + 1];  // [r]: the first group of rank r; 8 behind the last
   bool cluster_join;  // ranks are the blocks of a cluster and join through its shared memory
 
   const uint8_t* dense;
@@ -47,8 +49,5 @@ struct KernelArgs {
   uint32_t stage_bytes;
   int32_t stages;
 };
-
-// More than 16 rows need more than 128 registers a thread.
-constexpr int MaxWarps(int batch_blocks) { return batch_blocks <= 2 ? kMaxWarpsPerBlock : 12; }
 
 }  // namespace flashquant::cuda

@@ -37,7 +37,7 @@ bool IsValid(const LinearW4A16Params& p) {
   const LinearPlan& plan = p.plan;
   const bool sizes = p.m >= 1 && layout.k >= 8 && layout.n >= 8 && layout.k % 8 == 0 &&
                      layout.n % 8 == 0 && p.x_stride >= layout.k && p.x_stride % 8 == 0 &&
-                     p.y_stride >= layout.n && p.y_stride % 2 == 0;
+                     p.y_stride >= layout.n && p.y_stride % 4 == 0;
   const bool planned = plan.num_splits >= 1 && plan.num_splits <= layout.num_strips &&
                        plan.num_ranks >= 1 && plan.num_ranks <= layout.num_units &&
                        plan.num_warps >= 1 && plan.num_warps <= kMaxWarpsPerBlock &&
@@ -45,18 +45,21 @@ bool IsValid(const LinearW4A16Params& p) {
   // FastDivisor's range.
   const bool divisible = layout.num_units < 4096 && int64_t{layout.num_strips} * layout.num_units <
                                                         (int64_t{1} << 20) * plan.num_splits;
-  return sizes && planned && divisible && IsAligned(p.x, 16) && IsAligned(p.y, 4) &&
+  return sizes && planned && divisible && IsAligned(p.x, 16) && IsAligned(p.y, 8) &&
          IsAligned(p.weight, 16) && IsAligned(p.workspace, 16) && IsAligned(p.counters, 4);
 }
 
-const void* SelectKernel(int batch_blocks, int groups_per_chunk, bool bulk) {
+const void* SelectKernel(int batch_blocks, const PackedLayout& layout, bool bulk) {
   switch (batch_blocks) {
     case 1:
-      return bulk ? KernelM8Bulk(groups_per_chunk) : KernelM8CpAsync(groups_per_chunk);
+      return bulk ? KernelM8Bulk(layout.groups_per_chunk, layout.has_zeros)
+                  : KernelM8CpAsync(layout.groups_per_chunk, layout.has_zeros);
     case 2:
-      return bulk ? KernelM16Bulk(groups_per_chunk) : KernelM16CpAsync(groups_per_chunk);
+      return bulk ? KernelM16Bulk(layout.groups_per_chunk, layout.has_zeros)
+                  : KernelM16CpAsync(layout.groups_per_chunk, layout.has_zeros);
     case 4:
-      return bulk ? KernelM32Bulk(groups_per_chunk) : KernelM32CpAsync(groups_per_chunk);
+      return bulk ? KernelM32Bulk(layout.groups_per_chunk, layout.has_zeros)
+                  : KernelM32CpAsync(layout.groups_per_chunk, layout.has_zeros);
     default:
       return nullptr;
   }
@@ -80,8 +83,8 @@ uint32_t FitShared(const LinearW4A16Params& p, const LinearPlan& plan, int batch
 cudaError_t LaunchPass(const LinearW4A16Params& p, KernelArgs args, bool bulk, int limit,
                        cudaStream_t stream) {
   const int batch_blocks = BatchBlocks(args.m);
-  const void* kernel = SelectKernel(batch_blocks, p.layout.groups_per_chunk, bulk);
-  if (kernel == nullptr || p.plan.num_warps > MaxWarps(batch_blocks)) return cudaErrorInvalidValue;
+  const void* kernel = SelectKernel(batch_blocks, p.layout, bulk);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
   LinearPlan plan = p.plan;
   plan.cluster_join = args.cluster_join;
   const uint32_t shared_bytes = FitShared(p, plan, batch_blocks, limit, &args);
@@ -129,10 +132,15 @@ KernelArgs CommonArgs(const LinearW4A16Params& p) {
   args.by_units[0] = FastDivisor(args.units.quotient);
   args.by_units[1] = FastDivisor(args.units.quotient + 1);
   args.by_warps = FastDivisor(p.plan.num_warps);
-  args.by_ranks = FastDivisor(p.plan.num_ranks);
+  const JoinSlots slots = ChooseJoinSlots(p.layout, p.plan);
+  args.join_slots = slots.count;
+  args.join_lag = slots.lag;
+  args.join_groups = JoinGroups(p.plan.num_ranks);
+  for (int r = 0; r <= std::min(p.plan.num_ranks, kMaxClusterRanks); ++r) {
+    args.join_first[r] = static_cast<uint8_t>((8 * r + p.plan.num_ranks - 1) / p.plan.num_ranks);
+  }
   args.num_ranks = p.plan.num_ranks;
   args.num_warps = p.plan.num_warps;
-  args.has_zeros = p.layout.has_zeros;
   args.dense = p.weight;
   if (p.layout.max_outlier_bytes > 0) {
     args.outlier_index = reinterpret_cast<const OutlierRef*>(p.weight + p.layout.index_offset);
@@ -145,7 +153,7 @@ KernelArgs CommonArgs(const LinearW4A16Params& p) {
 }
 
 cudaError_t QueryMaxClusters(DeviceShape* shape) {
-  const void* kernel = KernelM8Bulk(1);
+  const void* kernel = KernelM8Bulk(1, false);
   if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                shape->shared_bytes);
       error != cudaSuccess) {

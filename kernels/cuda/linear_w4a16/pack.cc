@@ -171,7 +171,7 @@ class Packer {
           slot.position =
               SlotPosition(static_cast<uint32_t>(k % kUnitK), static_cast<uint32_t>(n % kStripN));
           units[static_cast<size_t>(n / kStripN * layout_.num_units + k / kUnitK)]
-               [static_cast<size_t>(n % kStripN / 16)]
+               [BlockOf(static_cast<uint32_t>(n % kStripN))]
                    .push_back(slot);
         }
       }

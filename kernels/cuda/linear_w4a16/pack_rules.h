@@ -32,7 +32,7 @@ FQ_HOST_DEVICE inline uint32_t CodeWord(const Int4Arrays& weight, int64_t n0, in
   const int block = index % 2;
   uint32_t word = 0;
   for (int r = 0; r < 4; ++r) {
-    const uint32_t codes = CodePair(weight, n0 + 16 * block + lane / 4 + 8 * (r % 2),
+    const uint32_t codes = CodePair(weight, n0 + lane / 4 * 4 + 2 * block + r % 2,
                                     k0 + 32 * pair + 16 * step + 4 * (lane % 4) + 2 * (r / 2));
     word |= (codes & 0xf) << (4 * r) | (codes >> 4) << (4 * r + 16);
   }
@@ -48,8 +48,7 @@ FQ_HOST_DEVICE inline uint16_t ScaleEntry(const Int4Arrays& weight, const Packed
                                           int64_t n0, int64_t k0, int index) {
   const bool is_scale = index < layout.groups_per_chunk * kStripN;
   const int group = index / kStripN % layout.groups_per_chunk;
-  const int i = index % kStripN;
-  const int64_t n = n0 + i % 4 / 2 * 16 + i / 4 + i % 2 * 8;
+  const int64_t n = n0 + index % kStripN;
   const int64_t k = k0 + group * (kChunkK / layout.groups_per_chunk);
   if (n >= weight.n_padded || k >= weight.k_padded) return is_scale ? 0 : kZeroPoint8AsBf16;
   const int64_t at = n * (weight.k_padded / weight.group_size) + k / weight.group_size;
@@ -60,7 +59,7 @@ FQ_HOST_DEVICE inline uint16_t ScaleEntry(const Int4Arrays& weight, const Packed
 
 // Feature inside the unit, channel inside the strip.
 FQ_HOST_DEVICE constexpr uint16_t SlotPosition(uint32_t feature, uint32_t channel) {
-  return static_cast<uint16_t>(channel % 16 | XRow(feature) << 4 | channel / 16 << 12);
+  return static_cast<uint16_t>(RowOf(channel) | XRow(feature) << 4 | BlockOf(channel) << 12);
 }
 
 FQ_HOST_DEVICE constexpr int BankClass(uint32_t position) {

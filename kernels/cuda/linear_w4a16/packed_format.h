@@ -10,23 +10,24 @@
 //    (G = 1, 2 or 4; a group of 128 or more counts as one per chunk) 64 bytes of scales, then, with
 //    zero points, G x 64 bytes of 128 + z.
 //    Codes: 4 pairs of k16 steps x 32 lanes x 16 bytes. The 16 bytes of lane (g, t) in a pair are
-//    four words: step 0 block 0, step 0 block 1, step 1 block 0, step 1 block 1 (blocks of 16
-//    channels). Bits 4r + 16h .. + 3 of a word are q ^ 8 of channel g + 8 * (r % 2), feature
+//    four words: step 0 block 0, step 0 block 1, step 1 block 0, step 1 block 1. A block is
+//    16 channels: row g + 8h of block b is channel 4g + 2b + h of the strip, so that a lane's sums
+//    are four neighbours. Bits 4r + 16h .. + 3 of a word are q ^ 8 of row g + 8 * (r % 2), feature
 //    4t + h + 2 * (r / 2). Masked by 0x000f000f after a shift by 4r they are register r of a BF16
 //    MMA's A fragment; the four high or low nibbles are a register of an INT8 one.
-//    Scales and zero points: BF16, [g][block][channel g, channel g + 8].
+//    Scales and zero points: BF16, by channel.
 // 2. Index: one OutlierRef per unit.
 // 3. Outliers: per unit one record, in pieces of at most kMaxPieceBytes: quads of four slots
 //    (16 bytes: u16 positions, then BF16 values), first those of block 0, then those of block 1,
 //    then a trailer quad: u16 byte offset of the quad in which block 1 begins, u16 bytes of the
 //    longer block's quads, then zeros, so that it can be read as a quad of nothing. A unit without
 //    outliers has no record.
-//    position = channel % 16 | XRow(feature in the unit) << 4 | channel / 16 << 12 (channel of the
-//    strip). The blocks meet inside a quad: a reader ignores slots of the other block, so that no
-//    slot is padding but the last three of a piece (value +0).
-//    Four bytes a slot, as in Tile-COO. Every outlier becomes one column of an MMA (design
-//    "kernel", strategy 3b; one outlier per slot instead of one slot per distinct feature: at 1 to
-//    3% the slots of 3b hold 14 to 18.5 outliers of 16 anyway, and this needs no lane masks).
+//    position = RowOf(channel) | XRow(feature in the unit) << 4 | BlockOf(channel) << 12. The
+//    blocks meet inside a quad: a reader ignores slots of the other block, so that no slot is
+//    padding but the last three of a piece (value +0). Four bytes a slot, as in Tile-COO. Every
+//    outlier becomes one column of an MMA (design "kernel", strategy 3b; one outlier per slot
+//    instead of one slot per distinct feature: at 1 to 3% the slots of 3b hold 14 to 18.5 outliers
+//    of 16 anyway, and this needs no lane masks).
 #pragma once
 
 #include <cstdint>
@@ -47,11 +48,14 @@ inline constexpr int kQuadBytes = 16;
 inline constexpr int kMaxPieceBytes = 4096;  // trailer included
 inline constexpr int kMaxPieceSlots = (kMaxPieceBytes / kQuadBytes - 1) * kSlotsPerQuad;
 inline constexpr int kRowsPerBatchBlock = 8;  // batch rows of one MMA
-inline constexpr int kMaxWarpsPerBlock = 16;
 
 constexpr int ChunkDenseBytes(int groups_per_chunk, bool has_zeros) {
   return kCodeBytes + groups_per_chunk * kGroupScaleBytes * (has_zeros ? 2 : 1);
 }
+
+// Block of MMAs and row in it of a strip's channel.
+FQ_HOST_DEVICE constexpr uint32_t BlockOf(uint32_t channel) { return channel / 2 % 2; }
+FQ_HOST_DEVICE constexpr uint32_t RowOf(uint32_t channel) { return channel / 4 + channel % 2 * 8; }
 
 // Row of shared memory for a feature's activations: every second four pairs of features are
 // swapped, so that the eight rows of an MMA's matrix (features 0, 1, 4, 5, 8, 9, 12, 13) lie in

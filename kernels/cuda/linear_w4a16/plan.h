@@ -11,6 +11,7 @@
 namespace flashquant::cuda {
 
 inline constexpr int kMaxClusterRanks = 8;
+inline constexpr int kMaxWarpsPerBlock = 12;  // leaves a thread 168 registers
 
 // What the planner must know of a device.
 struct DeviceShape {
@@ -24,7 +25,7 @@ struct DeviceShape {
 struct LinearPlan {
   int32_t num_splits = 1;     // of the strips; at most num_strips
   int32_t num_ranks = 1;      // of K; at most num_units
-  int32_t num_warps = 8;      // of a block; at most 16, and 12 for more than 16 rows
+  int32_t num_warps = 8;      // of a block; at most kMaxWarpsPerBlock
   bool cluster_join = false;  // the ranks of a split are one cluster (sm_90; at most 8 ranks)
 };
 

@@ -1,6 +1,8 @@
 // See shared_layout.h.
 #include "kernels/cuda/linear_w4a16/shared_layout.h"
 
+#include <algorithm>
+
 #include "kernels/cuda/primitives/host_device.h"
 
 namespace flashquant::cuda {
@@ -10,14 +12,9 @@ namespace {
 bool NeedsFirstSlots(const PackedLayout& layout, const LinearPlan& plan) {
   for (int extra = 0; extra < 2; ++extra) {
     const int strips = layout.num_strips / plan.num_splits + extra;
-    for (int more = 0; more < 2; ++more) {
-      const int units = layout.num_units / plan.num_ranks + more;
-      for (int w = 1; w < plan.num_warps && units > 0; ++w) {
-        const EvenSplit runs(strips * units, plan.num_warps);
-        const int begin = runs.Begin(w);
-        const int end = runs.Begin(w + 1);
-        if (begin % units != 0 && end > (begin / units + 1) * units) return true;
-      }
+    for (int w = 1; w < plan.num_warps; ++w) {
+      const bool cut = strips * w % plan.num_warps != 0;
+      if (cut && strips * (w + 1) > (strips * w / plan.num_warps + 1) * plan.num_warps) return true;
     }
   }
   return false;
@@ -25,12 +22,23 @@ bool NeedsFirstSlots(const PackedLayout& layout, const LinearPlan& plan) {
 
 }  // namespace
 
+JoinSlots ChooseJoinSlots(const PackedLayout& layout, const LinearPlan& plan) {
+  // Whole strips of a warp, and one that it shares.
+  int most = 0;
+  for (int extra = 0; extra < 2; ++extra) {
+    const int strips = layout.num_strips / plan.num_splits + extra;
+    if (extra == 1 && layout.num_strips % plan.num_splits == 0) break;
+    most = std::max(most, strips / plan.num_warps + (strips % plan.num_warps != 0 ? 1 : 0));
+  }
+  // More slots would cost the ring more than waiting for the other ranks costs.
+  if (most <= kMaxJoinSlots) return {most, most};
+  return {2, 1};
+}
+
 SharedLayout LayOutShared(const PackedLayout& layout, const LinearPlan& plan, int batch_blocks) {
   const auto blocks = static_cast<uint32_t>(batch_blocks);
   const auto ranks = static_cast<uint32_t>(plan.num_ranks);
-  const auto splits = static_cast<uint32_t>(plan.num_splits);
   const uint32_t units = (static_cast<uint32_t>(layout.num_units) + ranks - 1) / ranks;
-  const uint32_t strips = (static_cast<uint32_t>(layout.num_strips) + splits - 1) / splits;
   const uint32_t chunks = units * kUnitChunks;
   SharedLayout out;
   const uint32_t row_values = chunks * blocks * kRowsPerBatchBlock;
@@ -51,7 +59,8 @@ SharedLayout LayOutShared(const PackedLayout& layout, const LinearPlan& plan, in
   }
   out.ring_offset = out.join_slots_offset;
   if (plan.cluster_join) {
-    out.ring_offset += RoundUp(strips, ranks) * SlotBytes(batch_blocks);
+    out.ring_offset += static_cast<uint32_t>(plan.num_warps * ChooseJoinSlots(layout, plan).count) *
+                       ranks * JoinGroups(plan.num_ranks) * (SlotBytes(batch_blocks) / 8);
   }
   return out;
 }

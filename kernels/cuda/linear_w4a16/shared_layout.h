@@ -12,12 +12,12 @@
 namespace flashquant::cuda {
 
 inline constexpr int kMaxStages = 6;
-// Of each warp and stage: a barrier, then the size of the outlier record in it, in 16 bytes.
-inline constexpr uint32_t kSharedBarrierBytes = kMaxWarpsPerBlock * kMaxStages * 8;
-// Then the barrier on which the other ranks' parts complete.
-inline constexpr uint32_t kJoinBarrierOffset =
-    kSharedBarrierBytes + kMaxWarpsPerBlock * kMaxStages * 4;
-inline constexpr uint32_t kSharedHeadBytes = kJoinBarrierOffset + 16;
+inline constexpr int kMaxJoinSlots = 4;
+// A barrier for each stage of each warp, then barriers on which the other ranks' parts complete,
+// one for each of a warp's join slots.
+inline constexpr uint32_t kJoinBarrierOffset = kMaxWarpsPerBlock * kMaxStages * 8;
+inline constexpr uint32_t kSharedHeadBytes =
+    kJoinBarrierOffset + kMaxWarpsPerBlock * kMaxJoinSlots * 8;
 static_assert(kSharedHeadBytes % 16 == 0);
 
 constexpr int BatchBlocks(int m) { return m <= 8 ? 1 : m <= 16 ? 2 : 4; }
@@ -31,7 +31,12 @@ FQ_HOST_DEVICE constexpr uint32_t SlotBytes(int batch_blocks) {
   return kBlocksPerStrip * 512 * static_cast<uint32_t>(batch_blocks);
 }
 
-// Bytes from the start of shared memory; barriers and record sizes come first.
+// Of the eight groups of four channels of a strip, how many a rank of a cluster owns at most.
+constexpr uint32_t JoinGroups(int ranks) {
+  return (8 + static_cast<uint32_t>(ranks) - 1) / static_cast<uint32_t>(ranks);
+}
+
+// Bytes from the start of shared memory; barriers come first.
 struct SharedLayout {
   uint32_t sums_offset = 0;         // FP32 [chunk][group][batch block][8]: sums of x over a group
   uint32_t scales_offset = 0;       // FP32 [chunk][batch block][8]: scale of a row's digits / 16
@@ -39,7 +44,7 @@ struct SharedLayout {
   uint32_t x_offset = 0;            // BF16 [batch block][chunk][128][8]
   uint32_t x_block_pitch = 0;       // bytes of one batch block
   uint32_t first_slots_offset = 0;  // one slot per warp, or none, see join.cuh
-  uint32_t join_slots_offset = 0;   // with cluster_join
+  uint32_t join_slots_offset = 0;   // with cluster_join, see RankExchange
   uint32_t ring_offset = 0;         // the rest
 };
 
@@ -52,6 +57,13 @@ inline uint32_t StageBytes(const PackedLayout& layout) {
   return static_cast<uint32_t>(layout.unit_dense_bytes +
                                std::min(layout.max_outlier_bytes, kMaxPieceBytes));
 }
+
+// How many slots a warp has for the other ranks' parts, and for how many strips it may be waiting.
+struct JoinSlots {
+  int count = 0;
+  int lag = 0;
+};
+JoinSlots ChooseJoinSlots(const PackedLayout& layout, const LinearPlan& plan);
 
 SharedLayout LayOutShared(const PackedLayout& layout, const LinearPlan& plan, int batch_blocks);
 

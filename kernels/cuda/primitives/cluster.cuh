@@ -24,28 +24,38 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
-// One thread makes a barrier (8 bytes, 8-byte aligned) that completes once, when `bytes` have been
-// stored with it. Seen by the other blocks of the cluster behind the next ClusterWait.
-__device__ __forceinline__ void InitByteBarrier(uint32_t shared_address, uint32_t bytes) {
+// A barrier (8 bytes, 8-byte aligned) whose phases complete when ExpectBytes was called and so many
+// bytes have been stored with it, in either order. One thread calls these; FenceBarrierInit, behind
+// the last InitByteBarrier, makes barriers seen by the other blocks behind the next ClusterWait.
+__device__ __forceinline__ void InitByteBarrier(uint32_t shared_address) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address) : "memory");
+#endif
+}
+__device__ __forceinline__ void ExpectBytes(uint32_t shared_address, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address),
                "r"(bytes)
                : "memory");
+#endif
+}
+__device__ __forceinline__ void FenceBarrierInit() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-// Waits for the barrier and sees what was stored.
-__device__ __forceinline__ void WaitForBytes(uint32_t shared_address) {
+// Waits for the phase of this parity and sees what was stored with it. (Acquiring at the cluster's
+// scope would empty the L1 cache and wait for all loads under way.)
+__device__ __forceinline__ void WaitForBytes(uint32_t shared_address, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   uint32_t done = 0;
   while (done == 0) {
     asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; "
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
         "selp.u32 %0, 1, 0, p; }"
         : "=r"(done)
-        : "r"(shared_address)
+        : "r"(shared_address), "r"(parity)
         : "memory");
   }
 #endif
