@@ -9,6 +9,7 @@
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/backend/cuda_status.h"
+#include "kernels/cuda/backend/join_packed.h"
 #include "kernels/cuda/backend/unpack_weight.h"
 #include "kernels/cuda/linear_w4a16/pack.h"
 
@@ -49,53 +50,6 @@ PackedLinear PackPart(const LinearPart& part) {
   return PackLinear(arrays, outliers, static_cast<int>(threads));
 }
 
-// Whether `next` may follow `before`: the same form, and no strip shared by both.
-bool CanFollow(const PackedLayout& before, const PackedLayout& next) {
-  return before.n % kStripN == 0 && before.k == next.k &&
-         before.groups_per_chunk == next.groups_per_chunk && before.has_zeros == next.has_zeros;
-}
-
-int64_t NumUnits(const PackedLayout& layout) {
-  return int64_t{layout.num_strips} * layout.num_units;
-}
-
-// Units are ordered by strip, so parts follow one another in each of the buffer's three areas; only
-// the offsets into the outliers move.
-PackedLinear Join(const std::vector<PackedLinear>& parts) {
-  PackedLinear joined;
-  PackedLayout& layout = joined.layout;
-  layout = parts[0].layout;
-  layout.n = layout.num_strips = layout.max_outlier_bytes = 0;
-  int64_t outlier_bytes = 0;
-  for (const PackedLinear& part : parts) {
-    layout.n += part.layout.n;
-    layout.num_strips += part.layout.num_strips;
-    layout.max_outlier_bytes = std::max(layout.max_outlier_bytes, part.layout.max_outlier_bytes);
-    outlier_bytes += part.layout.num_bytes - part.layout.outliers_offset;
-  }
-  layout.index_offset = NumUnits(layout) * layout.unit_dense_bytes;
-  layout.outliers_offset =
-      layout.index_offset + RoundUp<int64_t>(NumUnits(layout) * int64_t{sizeof(OutlierRef)}, 16);
-  layout.num_bytes = layout.outliers_offset + outlier_bytes;
-  joined.bytes.resize(static_cast<size_t>(layout.num_bytes));
-  uint8_t* dense = joined.bytes.data();
-  auto* index = reinterpret_cast<OutlierRef*>(joined.bytes.data() + layout.index_offset);
-  uint8_t* outliers = joined.bytes.data() + layout.outliers_offset;
-  uint32_t first_outlier = 0;  // in 16 bytes
-  for (const PackedLinear& part : parts) {
-    const uint8_t* from = part.bytes.data();
-    dense = std::copy_n(from, part.layout.index_offset, dense);
-    const auto* refs = reinterpret_cast<const OutlierRef*>(from + part.layout.index_offset);
-    index = std::transform(refs, refs + NumUnits(part.layout), index, [&](OutlierRef ref) {
-      return OutlierRef{ref.offset + first_outlier, ref.num_16bytes};
-    });
-    const int64_t part_bytes = part.layout.num_bytes - part.layout.outliers_offset;
-    outliers = std::copy_n(from + part.layout.outliers_offset, part_bytes, outliers);
-    first_outlier += static_cast<uint32_t>(part_bytes / 16);
-  }
-  return joined;
-}
-
 // Makes room for num_bytes, zeroed. Only while layers are loaded: nothing is in flight then.
 absl::Status Grow(int64_t num_bytes, Backend* backend, DeviceBuffer* buffer) {
   if (num_bytes <= buffer->num_bytes()) return absl::OkStatus();
@@ -125,7 +79,7 @@ absl::StatusOr<std::optional<FusedWeight>> FusedLinear::Pack(std::span<const Lin
     const size_t last = packed.size() - 1;
     if (last > 0 && !CanFollow(packed[last - 1].layout, packed[last].layout)) return std::nullopt;
   }
-  const PackedLinear joined = packed.size() == 1 ? std::move(packed[0]) : Join(packed);
+  const PackedLinear joined = packed.size() == 1 ? std::move(packed[0]) : JoinPacked(packed);
   FusedWeight weight;
   weight.layout = joined.layout;
   for (size_t i = 0; i < kPlanRows.size(); ++i) {

@@ -1,9 +1,8 @@
-// The tables of unpack_weight.h, by asking the packer's rules about a weight whose codes number
-// their own places.
+#include "kernels/cuda/backend/unpack_tables.h"
+
 #include <vector>
 
 #include "kernels/base/check.h"
-#include "kernels/cuda/backend/unpack_weight.h"
 #include "kernels/cuda/linear_w4a16/pack_rules.h"
 
 namespace flashquant::cuda {

@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/backend/paged_attention/params.h"
+#include "kernels/cuda/backend/paged_attention/work.h"
+#include "kernels/op_params.h"
 
 namespace flashquant::cuda {
 
