@@ -42,6 +42,7 @@ inline std::string PercentText(double density) { return fmt::format("{:.3g}%", d
 
 inline std::vector<std::string> PercentTexts(const std::vector<double>& densities) {
   std::vector<std::string> out;
+  out.reserve(densities.size());
   for (const double density : densities) out.push_back(PercentText(density));
   return out;
 }
