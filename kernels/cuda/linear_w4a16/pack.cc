@@ -26,6 +26,7 @@ using UnitSlots = std::array<std::vector<Slot>, kBlocksPerStrip>;
 void ParallelFor(int64_t count, int num_threads, const std::function<void(int64_t)>& body) {
   std::atomic<int64_t> next{0};
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(num_threads));
   for (int i = 0; i < num_threads; ++i) {
     threads.emplace_back([&] {
       for (int64_t item = next++; item < count; item = next++) body(item);
