@@ -147,8 +147,7 @@ class Layer {
         const int most = std::min(layout_.num_strips, at_once);
         if (most < 1) continue;
         const int strips = (layout_.num_strips + most - 1) / most;
-        for (const int warps : {8, 9, 10, 12, 14, 15, 16}) {
-          if (m > 16 && warps > 12) continue;
+        for (int warps = 6; warps <= cuda::kMaxWarpsPerBlock; ++warps) {
           cuda::LinearPlan plan;
           plan.num_ranks = ranks;
           plan.num_splits = (layout_.num_strips + strips - 1) / strips;
