@@ -1,6 +1,7 @@
 // flashquant bench kernel: times of the fused linear kernel on this machine's GPU, and the paper's
 // figures for this machine as tables, CSV and drawings (kernels/bench/).
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -8,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -45,11 +47,11 @@ struct Flags {
 // "4096x14336"; nothing when it is not of this form.
 std::optional<KernelShape> ParseShape(const std::string& text) {
   KernelShape shape;
-  int end = 0;
-  if (text.size() > 20 || std::sscanf(text.c_str(), "%dx%d%n", &shape.k, &shape.n, &end) != 2 ||
-      end != static_cast<int>(text.size())) {
-    return std::nullopt;
-  }
+  const char* const end = text.data() + text.size();
+  const auto [x, k_error] = std::from_chars(text.data(), end, shape.k);
+  if (k_error != std::errc() || x == end || *x != 'x') return std::nullopt;
+  const auto [rest, n_error] = std::from_chars(x + 1, end, shape.n);
+  if (n_error != std::errc() || rest != end) return std::nullopt;
   return shape;
 }
 

@@ -97,8 +97,11 @@ TEST_F(BenchCommandTest, ShapesMayComeFromAFile) {
 }
 
 TEST_F(BenchCommandTest, ExitCodesTellWhatWasWrong) {
-  Run({"--shapes", File("missing")});
-  EXPECT_EQ(exit_code_, kExitNoInput);
+  for (const std::string& no_shape :
+       {File("missing"), std::string("4294967304x8"), std::string("8x8x")}) {
+    Run({"--shapes", no_shape});
+    EXPECT_EQ(exit_code_, kExitNoInput) << no_shape;
+  }
   const std::vector<std::vector<std::string>> wrong = {{"--shapes", "100x64"},
                                                        {"--shapes", "0x64"},
                                                        {"--shapes", "262144x262144"},
