@@ -14,7 +14,7 @@ for arch in ${FQ_GPU_ARCHS:-90}; do
   flags+=("-gencode=arch=compute_${arch},code=sm_${arch}")
 done
 
-kernel=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout}.cc kernels/cuda/linear_w4a16/{launch,pack_device}.cu
+kernel=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout,tuned_plans}.cc kernels/cuda/linear_w4a16/{launch,pack_device}.cu
   kernels/cuda/linear_w4a16/instance_m{8,16,32}_{bulk,cp_async}.cu)
 bench=(kernels/bench/{csr_matrix,cublas_baseline,cusparse_baseline,kernel_bench,linear_problem,slot_order}.cc
   kernels/bench/{graph_timer,kernel_bench}.cu)

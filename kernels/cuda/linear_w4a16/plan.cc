@@ -2,19 +2,28 @@
 #include "kernels/cuda/linear_w4a16/plan.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "kernels/cuda/linear_w4a16/shared_layout.h"
+#include "kernels/cuda/linear_w4a16/tuned_plans.h"
 
 namespace flashquant::cuda {
 namespace {
 
 int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
-// Of the strips, so that all blocks run at once.
-int MostSplits(const PackedLayout& layout, const LinearPlan& plan, const DeviceShape& device) {
-  const int at_once = plan.cluster_join ? device.max_clusters[static_cast<size_t>(plan.num_ranks)]
-                                        : device.num_sms / plan.num_ranks;
-  return std::clamp(at_once, 1, layout.num_strips);
+bool IsPossible(const LinearPlan& plan, const DeviceShape& device) {
+  return !plan.cluster_join || (plan.num_ranks <= kMaxClusterRanks &&
+                                device.max_clusters[static_cast<size_t>(plan.num_ranks)] > 0);
+}
+
+// Splits of the strips so that all blocks run at once, each with as many strips as the fullest
+// needs.
+void SetSplits(const PackedLayout& layout, const DeviceShape& device, LinearPlan* plan) {
+  const int at_once = plan->cluster_join ? device.max_clusters[static_cast<size_t>(plan->num_ranks)]
+                                         : device.num_sms / plan->num_ranks;
+  const int most = std::clamp(at_once, 1, layout.num_strips);
+  plan->num_splits = CeilDiv(layout.num_strips, CeilDiv(layout.num_strips, most));
 }
 
 // Stages of every warp's ring that fit.
@@ -24,17 +33,18 @@ int64_t NumStages(const PackedLayout& layout, const LinearPlan& plan, int m,
   return ring < 0 ? 0 : ring / (int64_t{plan.num_warps} * StageBytes(layout));
 }
 
-// Weights of the cost below, in the time of a unit, from a fit to 1,500 timings on an H200 (seven
-// shapes, 8 to 32 rows, 0 to 3% outliers): the plan of least cost is 2.4% slower than the best one
-// measured in the mean, 15% at most.
-constexpr double kImbalance = 0.67;      // of the units that the busiest warp has too many
-constexpr double kFewWarps = 0.32;       // of work, as the warps double
-constexpr double kOneStage = 0.06;       // of work, without a copy in flight during the sums
-constexpr double kActivations = 0.92;    // of a unit of K and eight rows
-constexpr double kClusterRank = 0.47;    // of each rank of a cluster
-constexpr double kWorkspace = 7.4;       // of a join through the workspace
-constexpr double kManyRanks = 2.0;       // of each beyond what was measured
-constexpr double kWorkspaceStrip = 7.3;  // of the same for each strip of a warp
+// Weights of the cost below, in the time of a unit: a fit to 1,500 timings on an H200 (seven
+// shapes, 8 to 32 rows, 0 to 3% outliers), after which the plan of least cost was 2.4% slower than
+// the best one measured in the mean, 15% at most. kWorkspaceStrip was raised later, when clusters
+// had become better at many strips.
+constexpr double kImbalance = 0.67;       // of the units that the busiest warp has too many
+constexpr double kFewWarps = 0.32;        // of work, as the warps double
+constexpr double kOneStage = 0.06;        // of work, without a copy in flight during the sums
+constexpr double kActivations = 0.92;     // of a unit of K and eight rows
+constexpr double kClusterRank = 0.47;     // of each rank of a cluster
+constexpr double kWorkspace = 7.4;        // of a join through the workspace
+constexpr double kManyRanks = 2.0;        // of each beyond what was measured
+constexpr double kWorkspaceStrip = 25.0;  // of the same for each strip of a warp
 
 // What a plan costs; negative when it does not fit.
 double PlanCost(const PackedLayout& layout, const LinearPlan& plan, int m,
@@ -51,7 +61,7 @@ double PlanCost(const PackedLayout& layout, const LinearPlan& plan, int m,
   cost += kActivations * units * BatchBlocks(m);
   if (plan.num_ranks == 1) return cost;
   if (plan.cluster_join) return cost + kClusterRank * plan.num_ranks;
-  return cost + kWorkspace + kWorkspaceStrip * strips / plan.num_warps +
+  return cost + kWorkspace + kWorkspaceStrip * strips / (plan.num_warps * BatchBlocks(m)) +
          kManyRanks * std::max(0, plan.num_ranks - kMaxClusterRanks);
 }
 
@@ -62,6 +72,12 @@ int64_t PlanFixedSharedBytes(const PackedLayout& layout, const LinearPlan& plan,
 }
 
 LinearPlan ChooseLinearPlan(const PackedLayout& layout, int m, const DeviceShape& device) {
+  if (std::optional<LinearPlan> tuned = FindTunedPlan(layout, BatchBlocks(m), device)) {
+    if (IsPossible(*tuned, device)) {
+      SetSplits(layout, device, &*tuned);
+      if (NumStages(layout, *tuned, m, device) > 0) return *tuned;
+    }
+  }
   LinearPlan best;
   best.num_splits = 0;
   double best_cost = 0;
@@ -70,12 +86,8 @@ LinearPlan ChooseLinearPlan(const PackedLayout& layout, int m, const DeviceShape
       LinearPlan plan;
       plan.num_ranks = ranks;
       plan.cluster_join = cluster;
-      if (cluster && (ranks == 1 || ranks > kMaxClusterRanks ||
-                      device.max_clusters[static_cast<size_t>(ranks)] == 0)) {
-        continue;
-      }
-      const int most_splits = MostSplits(layout, plan, device);
-      plan.num_splits = CeilDiv(layout.num_strips, CeilDiv(layout.num_strips, most_splits));
+      if ((cluster && ranks == 1) || !IsPossible(plan, device)) continue;
+      SetSplits(layout, device, &plan);
       for (plan.num_warps = 4; plan.num_warps <= kMaxWarpsPerBlock; ++plan.num_warps) {
         const double cost = PlanCost(layout, plan, m, device);
         if (cost >= 0 && (best.num_splits == 0 || cost < best_cost)) {
