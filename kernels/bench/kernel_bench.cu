@@ -131,8 +131,7 @@ class Layer {
     if (plan.num_splits < 1) return;
     workspace_ = DeviceArray<float>(
         static_cast<size_t>(cuda::LinearW4A16WorkspaceBytes(layout_, plan, m)) / 4 + 4);
-    counters_ =
-        DeviceArray<uint32_t>(static_cast<size_t>(layout_.num_strips) * cuda::kBlocksPerStrip);
+    counters_ = DeviceArray<uint32_t>(static_cast<size_t>(layout_.num_strips));
     counters_.FillBytes(0);
   }
 

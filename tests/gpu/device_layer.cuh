@@ -77,7 +77,7 @@ struct DeviceScratch {
   DeviceScratch(const cuda::PackedLayout& layout, const cuda::LinearPlan& plan, int max_m)
       : workspace(static_cast<size_t>(cuda::LinearW4A16WorkspaceBytes(layout, plan, max_m)) / 4 +
                   4),
-        counters(static_cast<size_t>(layout.num_strips) * cuda::kBlocksPerStrip) {
+        counters(static_cast<size_t>(layout.num_strips)) {
     counters.FillBytes(0);
   }
 

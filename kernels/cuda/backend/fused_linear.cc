@@ -99,7 +99,7 @@ absl::Status FusedLinear::Reserve(const FusedWeight& weight) {
     const int64_t num_bytes = LinearW4A16WorkspaceBytes(layout, weight.plans[i], kPlanRows[i]);
     FQ_RETURN_IF_ERROR(Grow(std::max<int64_t>(num_bytes, 16), backend_, &workspace_));
   }
-  const int64_t counters = int64_t{layout.num_strips} * kBlocksPerStrip;
+  const int64_t counters = int64_t{layout.num_strips};
   FQ_RETURN_IF_ERROR(Grow(counters * int64_t{sizeof(uint32_t)}, backend_, &counters_));
   return Grow(int64_t{layout.n} * layout.k * int64_t{sizeof(BFloat16)}, backend_, &matrix_);
 }
