@@ -1,7 +1,8 @@
-// Only what templates of the ChatML family differ in is read from their text: a default system
-// message, a BOS in front, contents trimmed. A template with logic beyond that is kUnknown.
+// From a layout to tokens. Text between two control tokens is encoded in one piece, as it is when
+// a rendered template is encoded.
 #include "engine/tokenizer/chat_format.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -12,92 +13,10 @@
 namespace flashquant {
 namespace {
 
-constexpr std::string_view kStart = "<|im_start|>";
-constexpr std::string_view kEnd = "<|im_end|>";
+using Kind = ChatLayout::Kind;
+using SystemPlace = ChatLayout::SystemPlace;
+
 constexpr int64_t kMaxTemplateBytes = int64_t{1} << 20;
-
-bool Contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
-// A string literal of a template as text: \n and \x for any other x.
-std::string Unescaped(std::string_view literal) {
-  std::string text;
-  for (size_t i = 0; i < literal.size(); ++i) {
-    if (literal[i] == '\\' && i + 1 < literal.size()) {
-      ++i;
-      text.push_back(literal[i] == 'n' ? '\n' : literal[i]);
-    } else {
-      text.push_back(literal[i]);
-    }
-  }
-  return text;
-}
-
-// The string literal that ends at the first unescaped `quote`.
-std::string_view UpToQuote(std::string_view text, char quote) {
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\') {
-      ++i;
-    } else if (text[i] == quote) {
-      return text.substr(0, i);
-    }
-  }
-  return text;
-}
-
-// The content in a literal '<|im_start|>system\n…<|im_end|>', which templates have only for a
-// conversation without a system message.
-std::optional<std::string> FindDefaultSystem(std::string_view text) {
-  const std::string start = std::string(kStart) + "system";
-  for (size_t pos = text.find(start); pos != std::string_view::npos;
-       pos = text.find(start, pos + 1)) {
-    if (pos == 0 || (text[pos - 1] != '\'' && text[pos - 1] != '"')) continue;
-    const std::string literal =
-        Unescaped(UpToQuote(text.substr(pos + start.size()), text[pos - 1]));
-    const size_t end = literal.find(kEnd);
-    if (end == std::string::npos || literal.front() != '\n') continue;
-    return literal.substr(1, end - 1);
-  }
-  return std::nullopt;
-}
-
-bool IsChatMl(std::string_view text) {
-  const std::string generation = std::string(kStart) + "assistant";
-  const bool has_layout = Contains(text, kEnd) &&
-                          (Contains(text, generation + "\\n") || Contains(text, generation + "\n"));
-  // Separators of another family; system messages composed from dates and modes.
-  for (const char* other : {"<|im_sep|>", "strftime_now", "reasoning_mode"}) {
-    if (Contains(text, other)) return false;
-  }
-  return has_layout;
-}
-
-bool TrimsContent(std::string_view text) {
-  std::string compact;
-  for (const char c : text) {
-    if (c != ' ' && c != '\'' && c != '"' && c != ']') compact.push_back(c);
-  }
-  return Contains(compact, "content|trim");
-}
-
-// As the filter of the template language: white space of both ends (ASCII suffices here).
-std::string_view Trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\n\r\f\v";
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return "";
-  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
-}
-
-// Line ends as the template language makes them of a file with CR LF.
-std::string WithLineFeeds(std::string_view text) {
-  std::string result;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool before_line_feed = i + 1 < text.size() && text[i + 1] == '\n';
-    if (text[i] != '\r' || !before_line_feed) result.push_back(text[i]);
-  }
-  return result;
-}
 
 // "chat_template" is a text, or a list of named ones of which "default" counts.
 absl::StatusOr<std::optional<std::string>> TemplateOfConfig(const std::string& path) {
@@ -119,6 +38,151 @@ absl::StatusOr<std::optional<std::string>> TemplateOfConfig(const std::string& p
   return std::optional<std::string>();
 }
 
+// Collects a prompt's text until the next control token.
+class PromptBuilder final {
+ public:
+  explicit PromptBuilder(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
+
+  void AddText(std::string_view text) { pending_.append(text); }
+
+  void AddToken(int32_t id) {
+    Flush();
+    ids_.push_back(id);
+  }
+
+  // A layout's own text: [INST] and [/INST] are control tokens where the vocabulary has them as
+  // such (Mistral from its third tokenizer on), else text.
+  void AddMarkers(std::string_view text) {
+    for (const std::string_view marker : {"[INST]", "[/INST]"}) {
+      const size_t pos = text.find(marker);
+      if (pos == std::string_view::npos) continue;
+      const std::optional<int32_t> id = tokenizer_->TokenId(marker);
+      if (!id || !tokenizer_->IsSpecial(*id)) continue;
+      AddText(text.substr(0, pos));
+      AddToken(*id);
+      text = text.substr(pos + marker.size());
+    }
+    AddText(text);
+  }
+
+  std::vector<int32_t> Finish() {
+    Flush();
+    return std::move(ids_);
+  }
+
+ private:
+  void Flush() {
+    if (pending_.empty()) return;
+    const std::vector<int32_t> added = tokenizer_->Encode(pending_, SpecialText::kPlain);
+    ids_.insert(ids_.end(), added.begin(), added.end());
+    pending_.clear();
+  }
+
+  const Tokenizer* tokenizer_;
+  std::string pending_;
+  std::vector<int32_t> ids_;
+};
+
+struct ControlTokens {
+  std::optional<int32_t> bos;
+  int32_t start;
+  int32_t header_end;
+  int32_t end;
+};
+
+std::string_view MaybeTrimmed(std::string_view text, bool trims) {
+  return trims ? TrimmedContent(text) : text;
+}
+
+// An answer without its reasoning: what follows the last </think>.
+std::string_view WithoutReasoning(std::string_view answer) {
+  constexpr std::string_view kThinkEnd = "</think>";
+  const size_t pos = answer.rfind(kThinkEnd);
+  if (pos == std::string_view::npos) return answer;
+  const std::string_view rest = answer.substr(pos + kThinkEnd.size());
+  const size_t begin = rest.find_first_not_of('\n');
+  return begin == std::string_view::npos ? std::string_view() : rest.substr(begin);
+}
+
+void AddPlain(std::span<const ChatMessage> messages, PromptBuilder* out) {
+  for (const ChatMessage& message : messages) {
+    out->AddText(fmt::format("{}: {}\n", message.role, message.content));
+  }
+  out->AddText("assistant:");
+}
+
+void AddChatMl(const ChatLayout& layout, const ControlTokens& tokens,
+               std::span<const ChatMessage> messages, PromptBuilder* out) {
+  const auto add = [&](std::string_view role, std::string_view content) {
+    out->AddToken(tokens.start);
+    out->AddText(fmt::format("{}\n{}", role, MaybeTrimmed(content, layout.trims_content)));
+    out->AddToken(tokens.end);
+    out->AddText("\n");
+  };
+  if (layout.default_system && messages.front().role != "system") {
+    add("system", *layout.default_system);
+  }
+  for (const ChatMessage& message : messages) {
+    const bool is_answer = layout.drops_reasoning && message.role == "assistant";
+    add(message.role, is_answer ? WithoutReasoning(message.content) : message.content);
+  }
+  out->AddToken(tokens.start);
+  out->AddText("assistant\n");
+}
+
+void AddLlama3(const ChatLayout& layout, const ControlTokens& tokens,
+               std::span<const ChatMessage> messages, PromptBuilder* out) {
+  const auto add_header = [&](std::string_view role) {
+    out->AddToken(tokens.start);
+    out->AddText(role);
+    out->AddToken(tokens.header_end);
+    out->AddText("\n\n");
+  };
+  const auto add = [&](std::string_view role, std::string_view preamble, std::string_view content) {
+    add_header(role);
+    out->AddText(preamble);
+    out->AddText(MaybeTrimmed(content, layout.trims_content));
+    out->AddToken(tokens.end);
+  };
+  const bool has_system = messages.front().role == "system";
+  if (!layout.system_preamble.empty()) {
+    add("system", layout.system_preamble, has_system ? messages.front().content : "");
+    if (has_system) messages = messages.subspan(1);
+  }
+  for (const ChatMessage& message : messages) add(message.role, "", message.content);
+  add_header("assistant");
+}
+
+// Llama-2 and Mistral: user messages between [INST] and [/INST], answers ended by EOS.
+void AddInstructions(const ChatLayout& layout, const ControlTokens& tokens,
+                     std::span<const ChatMessage> messages, PromptBuilder* out) {
+  std::optional<std::string> system;
+  if (messages.front().role == "system") {
+    system = layout.system_prefix;
+    system->append(MaybeTrimmed(messages.front().content, layout.trims_system));
+    system->append(layout.system_suffix);
+    messages = messages.subspan(1);
+  }
+  const size_t system_at = layout.system_place == SystemPlace::kFirstUser ? 0 : messages.size() - 1;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
+    if (message.role == "user") {
+      const std::string content =
+          (system && i == system_at ? *system : std::string()) + message.content;
+      if (layout.kind == Kind::kLlama2 && i > 0 && tokens.bos) out->AddToken(*tokens.bos);
+      out->AddMarkers(layout.user_open);
+      out->AddText(MaybeTrimmed(content, layout.trims_content));
+      out->AddMarkers(layout.user_close);
+    } else {
+      out->AddText(layout.answer_prefix);
+      out->AddText(MaybeTrimmed(message.content, layout.trims_answer));
+      out->AddText(layout.answer_suffix);
+      out->AddToken(tokens.end);
+      out->AddText(layout.after_answer_eos);
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<ChatFormat> ChatFormat::Load(const std::string& dir, const Tokenizer* tokenizer) {
@@ -132,85 +196,128 @@ absl::StatusOr<ChatFormat> ChatFormat::Load(const std::string& dir, const Tokeni
   return FromTemplate(text, tokenizer);
 }
 
+// False when the tokenizer lacks a control token of the layout.
+bool ChatFormat::FindControlTokens() {
+  const auto find = [this](std::string_view content, int32_t* id) {
+    const std::optional<int32_t> found = tokenizer_->TokenId(content);
+    if (found) *id = *found;
+    return found.has_value();
+  };
+  switch (layout_.kind) {
+    case Kind::kChatMl:
+      return find("<|im_start|>", &start_) && find("<|im_end|>", &end_);
+    case Kind::kLlama3:
+      return find("<|start_header_id|>", &start_) && find("<|end_header_id|>", &header_end_) &&
+             find("<|eot_id|>", &end_);
+    case Kind::kLlama2:
+    case Kind::kMistral:
+      if (tokenizer_->eos()) end_ = *tokenizer_->eos();
+      return tokenizer_->eos().has_value();
+    case Kind::kPlain:
+    case Kind::kUnknown:
+      break;
+  }
+  return false;
+}
+
 ChatFormat ChatFormat::FromTemplate(std::optional<std::string_view> text,
                                     const Tokenizer* tokenizer) {
   ChatFormat format(tokenizer);
   if (!text) {
+    format.layout_.kind = Kind::kPlain;
     format.bos_ = tokenizer->prompt_bos();
     return format;
   }
-  const std::string layout = WithLineFeeds(*text);
-  const std::optional<int32_t> start = tokenizer->TokenId(kStart);
-  const std::optional<int32_t> end = tokenizer->TokenId(kEnd);
-  if (!start || !end || !IsChatMl(layout)) {
-    format.kind_ = Kind::kUnknown;
+  format.layout_ = ReadChatLayout(*text);
+  if (!format.FindControlTokens()) {
+    const bool is_known = format.kind() != Kind::kUnknown;
+    const std::string why =
+        is_known ? fmt::format("is {}, but the tokenizer lacks its control tokens", format.name())
+                 : fmt::format("has an unknown layout ({})", DescribeChatMarkers(*text));
+    format.layout_ = ChatLayout();
+    format.supported_ = UnimplementedError(
+        "chat: the model's chat template {} (chatml, llama-3, llama-2 and mistral are supported, "
+        "plain for models without a template)",
+        why);
     return format;
   }
-  format.kind_ = Kind::kChatMl;
-  format.im_start_ = *start;
-  format.im_end_ = *end;
-  format.end_of_turn_ids_ = {*end};
-  format.default_system_ = FindDefaultSystem(layout);
-  format.trims_content_ = TrimsContent(layout);
-  if (Contains(layout, "bos_token")) format.bos_ = tokenizer->bos();
+  format.end_of_turn_ids_ = {format.end_};
+  if (format.layout_.has_bos) format.bos_ = tokenizer->bos();
   return format;
 }
 
 std::string_view ChatFormat::name() const {
-  switch (kind_) {
+  switch (kind()) {
     case Kind::kPlain:
       return "plain";
     case Kind::kChatMl:
       return "chatml";
+    case Kind::kLlama3:
+      return "llama-3";
+    case Kind::kLlama2:
+      return "llama-2";
+    case Kind::kMistral:
+      return "mistral";
     case Kind::kUnknown:
       break;
   }
   return "unknown";
 }
 
-void ChatFormat::AppendText(std::string_view text, std::vector<int32_t>* ids) const {
-  const std::vector<int32_t> added = tokenizer_->Encode(text, SpecialText::kPlain);
-  ids->insert(ids->end(), added.begin(), added.end());
-}
-
-void ChatFormat::AppendChatMl(std::string_view role, std::string_view content,
-                              std::vector<int32_t>* ids) const {
-  ids->push_back(im_start_);
-  AppendText(fmt::format("{}\n{}", role, trims_content_ ? Trimmed(content) : content), ids);
-  ids->push_back(im_end_);
-  AppendText("\n", ids);
-}
-
-absl::StatusOr<std::vector<int32_t>> ChatFormat::BuildPrompt(
-    std::span<const ChatMessage> messages) const {
-  if (kind_ == Kind::kUnknown) {
-    return UnimplementedError("chat: the layout of this model's chat template is not supported");
-  }
+absl::Status ChatFormat::CheckMessages(std::span<const ChatMessage> messages) const {
   if (messages.empty()) return InvalidArgumentError("chat.messages: must not be empty");
+  const bool is_instruction = kind() == Kind::kLlama2 || kind() == Kind::kMistral;
+  const bool has_system = messages.front().role == "system";
+  if (is_instruction && has_system && layout_.system_place == SystemPlace::kNone) {
+    return InvalidArgumentError(
+        "chat.messages[0].role: this model's chat template has no system message");
+  }
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
     if (role != "system" && role != "user" && role != "assistant") {
       return InvalidArgumentError("chat.messages[{}].role: must be 'system', 'user' or 'assistant'",
                                   i);
     }
-  }
-  std::vector<int32_t> ids;
-  if (bos_) ids.push_back(*bos_);
-  if (kind_ == Kind::kPlain) {
-    std::string text;
-    for (const ChatMessage& message : messages) {
-      text += fmt::format("{}: {}\n", message.role, message.content);
+    if (!layout_.alternates || (i == 0 && has_system)) continue;
+    const char* const expected = (i - (has_system ? 1 : 0)) % 2 == 0 ? "user" : "assistant";
+    if (role != expected) {
+      return InvalidArgumentError(
+          "chat.messages[{}].role: must be '{}' where this model's chat template lets roles "
+          "alternate (found '{}')",
+          i, expected, role);
     }
-    AppendText(text + "assistant:", &ids);
-    return ids;
   }
-  if (default_system_ && messages.front().role != "system") {
-    AppendChatMl("system", *default_system_, &ids);
+  if (is_instruction && messages.back().role != "user") {
+    return InvalidArgumentError("chat.messages[{}].role: the last one must be 'user' (found '{}')",
+                                messages.size() - 1, messages.back().role);
   }
-  for (const ChatMessage& message : messages) AppendChatMl(message.role, message.content, &ids);
-  ids.push_back(im_start_);
-  AppendText("assistant\n", &ids);
-  return ids;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int32_t>> ChatFormat::BuildPrompt(
+    std::span<const ChatMessage> messages) const {
+  FQ_RETURN_IF_ERROR(supported_);
+  FQ_RETURN_IF_ERROR(CheckMessages(messages));
+  PromptBuilder out(tokenizer_);
+  if (bos_) out.AddToken(*bos_);
+  const ControlTokens tokens{bos_, start_, header_end_, end_};
+  switch (kind()) {
+    case Kind::kPlain:
+    case Kind::kUnknown:
+      AddPlain(messages, &out);
+      break;
+    case Kind::kChatMl:
+      AddChatMl(layout_, tokens, messages, &out);
+      break;
+    case Kind::kLlama3:
+      AddLlama3(layout_, tokens, messages, &out);
+      break;
+    case Kind::kLlama2:
+    case Kind::kMistral:
+      AddInstructions(layout_, tokens, messages, &out);
+      break;
+  }
+  return out.Finish();
 }
 
 }  // namespace flashquant

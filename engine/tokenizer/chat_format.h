@@ -13,7 +13,9 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/tokenizer/chat_format_layout.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace flashquant {
@@ -26,11 +28,7 @@ struct ChatMessage {
 // Immutable; any thread. Refers to the tokenizer, which must outlive it.
 class ChatFormat final {
  public:
-  enum class Kind {
-    kPlain,    // the model has no template: "role: content" lines, then "assistant:"
-    kChatMl,   // <|im_start|>role\ncontent<|im_end|>\n, then <|im_start|>assistant\n
-    kUnknown,  // the model has a template of another layout: BuildPrompt refuses
-  };
+  using Kind = ChatLayout::Kind;
 
   // By the template in `dir`: chat_template.jinja, else tokenizer_config.json's chat_template.
   // DATA_LOSS when a file is broken.
@@ -38,15 +36,18 @@ class ChatFormat final {
   // By the template's text; nullopt: none.
   static ChatFormat FromTemplate(std::optional<std::string_view> text, const Tokenizer* tokenizer);
 
-  Kind kind() const { return kind_; }
-  // "plain", "chatml" or "unknown".
+  Kind kind() const { return layout_.kind; }
+  // "plain", "chatml", "llama-3", "llama-2", "mistral" or "unknown".
   std::string_view name() const;
   // System message that the template adds to a conversation without one (SmolLM2, Qwen2.5).
-  const std::optional<std::string>& default_system() const { return default_system_; }
+  const std::optional<std::string>& default_system() const { return layout_.default_system; }
+  // OK, or for kUnknown the UNIMPLEMENTED error of BuildPrompt: names the template by its markers
+  // and the layouts that there are.
+  const absl::Status& supported() const { return supported_; }
 
   // The prompt, BOS included where the layout has one, ending where the assistant's answer starts.
-  // INVALID_ARGUMENT naming the field for no message or an unknown role; UNIMPLEMENTED for
-  // kUnknown.
+  // INVALID_ARGUMENT naming the field for no message, an unknown role, or an order of roles that
+  // the template refuses; UNIMPLEMENTED for kUnknown.
   absl::StatusOr<std::vector<int32_t>> BuildPrompt(std::span<const ChatMessage> messages) const;
 
   // Tokens that end the assistant's turn: end tokens of a chat answer besides the model's own.
@@ -54,17 +55,16 @@ class ChatFormat final {
 
  private:
   explicit ChatFormat(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
-  void AppendText(std::string_view text, std::vector<int32_t>* ids) const;
-  void AppendChatMl(std::string_view role, std::string_view content,
-                    std::vector<int32_t>* ids) const;
+  bool FindControlTokens();
+  absl::Status CheckMessages(std::span<const ChatMessage> messages) const;
 
   const Tokenizer* tokenizer_;
-  Kind kind_ = Kind::kPlain;
-  std::optional<std::string> default_system_;
-  bool trims_content_ = false;
+  ChatLayout layout_;
+  absl::Status supported_;
   std::optional<int32_t> bos_;
-  int32_t im_start_ = 0;
-  int32_t im_end_ = 0;
+  int32_t start_ = 0;       // <|im_start|>, <|start_header_id|>
+  int32_t header_end_ = 0;  // <|end_header_id|>
+  int32_t end_ = 0;         // <|im_end|>, <|eot_id|>, EOS
   std::vector<int32_t> end_of_turn_ids_;
 };
 

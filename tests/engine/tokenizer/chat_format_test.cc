@@ -173,14 +173,16 @@ TEST(ChatFormatTest, PublishedTemplatesRenderTheSame) {
   EXPECT_EQ(Rendered(qwen3, *tokenizer, kOneMessage),
             "<|im_start|>user\n Hi <|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(Rendered(qwen3, *tokenizer, kTurns), turns);
+  EXPECT_EQ(Rendered(qwen3, *tokenizer,
+                     {{"user", "a"}, {"assistant", "<think>\nhm\n</think>\n\nb"}, {"user", "c"}}),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+            "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n");
   const ChatFormat chatml = load("ct-chatml.jinja");
   EXPECT_EQ(Rendered(chatml, *tokenizer, kOneMessage),
             "<|endoftext|><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(Rendered(chatml, *tokenizer, kTurns), "<|endoftext|>" + turns);
-  for (const char* name :
-       {"HuggingFaceTB-SmolLM3-3B.jinja", "meta-llama-Llama-3.1-8B-Instruct.jinja",
-        "deepseek-ai-DeepSeek-V3.1.jinja", "microsoft-Phi-3.5-mini-instruct.jinja",
-        "mistralai-Mistral-Nemo-Instruct-2407.jinja", "ct-llama-2-chat.jinja"}) {
+  for (const char* name : {"HuggingFaceTB-SmolLM3-3B.jinja", "deepseek-ai-DeepSeek-V3.1.jinja",
+                           "microsoft-Phi-3.5-mini-instruct.jinja"}) {
     EXPECT_EQ(load(name).name(), "unknown") << name;
   }
 }
