@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
-# Rules, scrape configuration and dashboards of deploy/ against promtool and README's list of metrics. Skipped (exit code
-# 77) where the tools are missing: Debian's packages prometheus and python3-yaml.
+# What operators import from deploy/ (rules, scrape configuration, dashboards), against promtool and README's metrics:
+#   monitoring_test.sh             the files alone
+#   monitoring_test.sh PROGRAM     with a server that a Prometheus scrapes
+# Skipped (exit code 77) where the tools are missing: Debian's packages prometheus and python3-yaml.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-command -v promtool >/dev/null || { echo "skipped: needs promtool"; exit 77; }
-command -v python3 >/dev/null || { echo "skipped: needs python3"; exit 77; }
+for tool in promtool prometheus python3; do
+  command -v "${tool}" >/dev/null || { echo "skipped: needs ${tool}"; exit 77; }
+done
 python3 -c 'import yaml' 2>/dev/null || { echo "skipped: needs python3-yaml"; exit 77; }
-exec python3 -B tests/deploy/monitoring_test.py "$@"
+if (($# > 0)); then
+  exec python3 -B tests/deploy/live_metrics_test.py "$1"
+fi
+exec python3 -B tests/deploy/monitoring_test.py

@@ -1,0 +1,199 @@
+"""A real server under load, scraped by a real Prometheus with our rules: live_metrics_test.py PROGRAM.
+
+Run by monitoring_test.sh from the repository root. What the program exports must be README's table, no more and no
+less; every recorded value and every panel of the dashboards must have an answer that is a number; no alert may fire.
+"""
+import json
+import math
+import pathlib
+import random
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.parse
+import urllib.request
+
+import yaml
+
+import monitoring_test
+import promql_names
+
+SERIES_BUDGET = 1000
+# What prometheus-cpp adds about the page itself.
+OF_THE_LIBRARY = "exposer_"
+DEADLINE_SECONDS = 60
+# Nothing fires on a healthy server.
+MAY_BE_EMPTY = re.compile(r'^ALERTS\{')
+
+
+def fetch(url):
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return answer.read().decode()
+
+
+def free_port():
+    """Below the range from which the system hands out ports, so that nobody gets it in the meantime by chance."""
+    while True:
+        with socket.socket() as listener:
+            try:
+                port = random.randrange(20000, 30000)
+                listener.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+
+
+def parse_exposition(text):
+    """(family to type, list of (series name, {label: value})) of a page in the Prometheus text format."""
+    types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.M))
+    series = []
+    for name, labels in re.findall(r"^([a-z_]+)(?:\{(.*)\})? \S+$", text, re.M):
+        if name.startswith(OF_THE_LIBRARY):
+            continue
+        series.append((name, dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels))))
+    return types, series
+
+
+class Served:
+    """The program with the demo model and a Prometheus that scrapes it each second, both on free ports."""
+
+    def __init__(self):
+        self.processes = []
+
+    def launch(self, program, folder):
+        self.program = program
+        self.log = pathlib.Path(folder, "server.log")
+        self.prometheus_log = pathlib.Path(folder, "prometheus.log")
+        self.prometheus_url = f"http://127.0.0.1:{free_port()}"
+        self.start(self.log, program, "serve", "--model", "deploy/demo-model", "--listen", "127.0.0.1:0",
+                   "--metrics-listen", "127.0.0.1:0", "--max-sequences", "4", "--threads", "1")
+        wait_until(lambda: "listening on port" in self.log.read_text(), "the server listens", self.log)
+        ports = dict(re.findall(r"(metrics|listening) on port (\d+)", self.log.read_text()))
+        self.target = f"127.0.0.1:{ports['listening']}"
+        metrics = f"127.0.0.1:{ports['metrics']}"
+        self.metrics_url = f"http://{metrics}/metrics"
+
+        config = yaml.safe_load(monitoring_test.read("deploy/prometheus/prometheus.yaml"))
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["rule_files"] = [str(pathlib.Path(monitoring_test.RULES).absolute())]
+        config["scrape_configs"][0]["scrape_timeout"] = "1s"
+        config["scrape_configs"][0]["static_configs"] = [{"targets": [metrics]}]
+        path = pathlib.Path(folder, "prometheus.yaml")
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        self.start(self.prometheus_log, "prometheus", f"--config.file={path}",
+                   f"--storage.tsdb.path={folder}/tsdb", "--web.listen-address=" + self.prometheus_url[7:])
+
+    def start(self, log, *command):
+        with open(log, "w", encoding="utf-8") as out:
+            self.processes.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT))
+
+    def generate(self, *arguments):
+        return subprocess.run([self.program, "generate", "--target", self.target, *arguments],
+                              capture_output=True, timeout=DEADLINE_SECONDS, check=False).returncode
+
+    def load(self):
+        """Answers at once, one that its deadline ends, one that is refused."""
+        calls = [subprocess.Popen([self.program, "generate", "--target", self.target, "--prompt", "Once upon a time",
+                                   "--max-tokens", "40", "--ignore-eos"], stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL) for _ in range(6)]
+        self.generate("--prompt", "Once", "--ignore-eos", "--timeout", "0.05")
+        self.generate("--prompt", "Once", "--max-tokens", "1000000")
+        for call in calls:
+            call.wait(DEADLINE_SECONDS)
+
+    def query(self, expression):
+        """The values of the answer; an error of Prometheus raises."""
+        url = f"{self.prometheus_url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+        return [float(sample["value"][1]) for sample in json.loads(fetch(url))["data"]["result"]]
+
+    def stop(self):
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_until(ready, what, log):
+    """Calls `ready` until it gives something true; a refused connection counts as not yet."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if ready():
+                return
+        except OSError:
+            pass
+        time.sleep(0.1)  # a pause between looks at another process, not a wait that the result depends on
+    raise AssertionError(f"not within {DEADLINE_SECONDS} s: {what}\n{log.read_text()}")
+
+
+class LiveMetricsTest(unittest.TestCase):
+    program = None
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.served = Served()
+        cls.addClassCleanup(cls.served.stop)
+        cls.served.launch(cls.program, folder.name)
+        serves = [cls.program, "health", "--target", cls.served.target]
+        wait_until(lambda: subprocess.run(serves, capture_output=True, check=False).returncode == 0,
+                   "the server serves", cls.served.log)
+        wait_until(lambda: fetch(f"{cls.served.prometheus_url}/-/ready"), "Prometheus is ready",
+                   cls.served.prometheus_log)
+
+    def test_program_exports_what_readme_lists(self):
+        types, series = parse_exposition(fetch(self.served.metrics_url))
+        listed = promql_names.read_metrics(monitoring_test.read("README.md"))
+        found = {}
+        for name, labels in series:
+            known = found.setdefault(name, {})
+            for label, value in labels.items():
+                known.setdefault(label, set()).add(value)
+        self.assertEqual(set(found), set(listed))
+        for name, labels in found.items():
+            family = name if name in types else re.sub("_(bucket|sum|count)$", "", name)
+            self.assertEqual(types[family], listed[name].type, name)
+            self.assertEqual(set(labels), set(listed[name].labels), name)
+            for label, values in listed[name].labels.items():
+                if values is not None:
+                    self.assertEqual(labels[label], values, f"{name}, {label}")
+        self.assertLessEqual(len(series), SERIES_BUDGET)
+
+    def test_promtool_accepts_the_page(self):
+        done = subprocess.run(["promtool", "check", "metrics"], input=fetch(self.served.metrics_url),
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_every_recorded_value_and_every_panel_has_an_answer_and_no_alert_fires(self):
+        wanted = {f"rule {name}": name for name in monitoring_test.recorded_of(monitoring_test.read_rules())}
+        for path in monitoring_test.DASHBOARDS:
+            for where, expression in monitoring_test.expressions_of(json.loads(monitoring_test.read(path))):
+                if not MAY_BE_EMPTY.match(expression):
+                    wanted[f"{path}, {where}: {expression}"] = expression
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while wanted and time.monotonic() < deadline:
+            self.served.load()
+            wanted = {where: e for where, e in wanted.items()
+                      if all(math.isnan(value) for value in self.served.query(e))}
+        self.assertEqual(list(wanted), [], "without an answer")
+
+        groups = json.loads(fetch(f"{self.served.prometheus_url}/api/v1/rules"))["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        self.assertEqual(len(rules), len(monitoring_test.read_rules()))
+        for rule in rules:
+            self.assertEqual((rule["name"], rule["health"], rule.get("lastError", "")), (rule["name"], "ok", ""))
+            self.assertNotEqual(rule.get("state"), "firing", rule["name"])
+
+
+if __name__ == "__main__":
+    LiveMetricsTest.program = sys.argv.pop(1)
+    unittest.main(verbosity=2)
