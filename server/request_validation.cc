@@ -85,7 +85,7 @@ void CheckTextBytes(const std::string& text, const char* field, Violations* out)
 
 void CheckChat(const v1::ChatPrompt& chat, const RequestLimits& limits, Violations* out) {
   if (!limits.has_chat_format) {
-    out->AddNotBuilt("prompt.chat", "this model has no chat format");
+    out->AddNotBuilt("prompt.chat", limits.chat_refusal);
   }
   if (chat.messages_size() == 0) {
     out->Add(reason::kEmptyPrompt, "prompt", "must not be empty");

@@ -37,6 +37,7 @@ struct RequestLimits {
   int32_t context_length = 0;
   bool has_tokenizer = false;
   bool has_chat_format = false;
+  std::string chat_refusal = "this model has no chat format";  // why, when it has none
 };
 
 // NOT_FOUND (model), INVALID_ARGUMENT with every violation, else UNIMPLEMENTED naming the first

@@ -47,6 +47,7 @@ MapperOptions MakeMapperOptions(const ServerConfig& config, const ServedModel& m
   options.limits.context_length = model.engine.context_length;
   options.limits.has_tokenizer = model.tokenizer != nullptr;
   options.limits.has_chat_format = model.chat_format.has_value();
+  if (!model.chat_refusal.empty()) options.limits.chat_refusal = model.chat_refusal;
   options.tokenizer = model.tokenizer.get();
   if (model.chat_format) options.encode_chat = MakeChatEncoder(&*model.chat_format);
   options.eos_token_ids = model.defaults.eos_token_ids;

@@ -12,7 +12,10 @@ namespace {
 
 absl::Status AttachChatFormat(LoadedModel* loaded) {
   FQ_ASSIGN_OR_RETURN(ChatFormat format, ChatFormat::Load(loaded->path, loaded->tokenizer.get()));
-  if (format.kind() == ChatFormat::Kind::kUnknown) return absl::OkStatus();
+  if (!format.supported().ok()) {
+    loaded->chat_refusal = std::string(format.supported().message());
+    return absl::OkStatus();
+  }
   std::vector<int32_t>& end_tokens = loaded->defaults.eos_token_ids;
   for (const int32_t id : format.end_of_turn_ids()) {
     if (std::find(end_tokens.begin(), end_tokens.end(), id) == end_tokens.end()) {

@@ -27,6 +27,7 @@ struct LoadedModel {
   // Layout of chat prompts; nullopt without a tokenizer or for a template that we do not know. Its
   // end-of-turn tokens are in defaults.eos_token_ids.
   std::optional<ChatFormat> chat_format;
+  std::string chat_refusal;  // what the template is and what is supported, when it is not known
   std::unique_ptr<Backend> backend;
   std::unique_ptr<DecoderModel> model;
 };

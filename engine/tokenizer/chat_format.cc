@@ -236,7 +236,7 @@ ChatFormat ChatFormat::FromTemplate(std::optional<std::string_view> text,
                  : fmt::format("has an unknown layout ({})", DescribeChatMarkers(*text));
     format.layout_ = ChatLayout();
     format.supported_ = UnimplementedError(
-        "chat: the model's chat template {} (chatml, llama-3, llama-2 and mistral are supported, "
+        "the model's chat template {} (chatml, llama-3, llama-2 and mistral are supported, "
         "plain for models without a template)",
         why);
     return format;

@@ -179,6 +179,19 @@ TEST(RequestValidationTest, TextNeedsATokenizer) {
   EXPECT_EQ(Check(ids, limits).code, absl::StatusCode::kUnimplemented);
 }
 
+TEST(RequestValidationTest, ChatWithoutAFormatSaysWhy) {
+  RequestLimits limits = Limits();
+  limits.has_chat_format = false;
+  v1::GenerateRequest request;
+  v1::ChatMessage* message = request.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("Hi");
+  EXPECT_EQ(Check(request, limits).message, "prompt.chat: this model has no chat format");
+  limits.chat_refusal = "the model's chat template is another";
+  EXPECT_EQ(Check(request, limits).code, absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(Check(request, limits).message, "prompt.chat: the model's chat template is another");
+}
+
 TEST(RequestValidationTest, ChatRolesAndSizesAreChecked) {
   v1::GenerateRequest request;
   v1::ChatMessage* message = request.mutable_chat()->add_messages();

@@ -14,6 +14,7 @@
 
 #include "engine/checkpoint/json.h"
 #include "engine/checkpoint/safetensors.h"
+#include "tests/engine/tokenizer/tiny_tokenizer.h"
 #include "tests/support/test_data.h"
 
 namespace flashquant {
@@ -75,6 +76,31 @@ TEST_F(ServedModelTest, NonFiniteWeightIsFoundByTheWarmUp) {
   const absl::StatusOr<ServedModel> served = LoadServedModel(options_);
   EXPECT_EQ(served.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(std::string(served.status().message()), folder_ + ": warm-up: non-finite output");
+}
+
+TEST_F(ServedModelTest, ChatTemplateGivesAFormatAndItsEndTokenOrAReason) {
+  const auto set_template = [&](const std::string& text) {
+    std::ofstream(folder_ + "/tokenizer_config.json") << DumpJson({{"chat_template", text}});
+  };
+  std::ofstream(folder_ + "/tokenizer.json") << DumpJson(
+      TinyTokenizerJson({}, {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}));
+  set_template(
+      "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + "
+      "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+      "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}");
+  const absl::StatusOr<ServedModel> served = LoadServedModel(options_);
+  ASSERT_TRUE(served.ok()) << served.status();
+  ASSERT_TRUE(served->chat_format.has_value()) << served->chat_refusal;
+  EXPECT_EQ(served->chat_format->name(), "llama-3");
+  EXPECT_EQ(served->chat_refusal, "");
+  EXPECT_EQ(served->defaults.eos_token_ids.back(), 258);
+
+  set_template("{{ '<|user|>' + messages[0].content }}");
+  const absl::StatusOr<ServedModel> other = LoadServedModel(options_);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_FALSE(other->chat_format.has_value());
+  EXPECT_NE(other->chat_refusal.find("unknown layout ('<|user|>')"), std::string::npos)
+      << other->chat_refusal;
 }
 
 // The rotary table alone: 2^24 positions of the largest head, on the host and on the backend.

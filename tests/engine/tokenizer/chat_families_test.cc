@@ -242,7 +242,7 @@ TEST_F(ChatFamiliesTest, UnknownTemplatesAreNamedByTheirMarkersWithWhatIsAllowed
   EXPECT_EQ(phi.supported(), phi.BuildPrompt(kOneMessage).status());
   EXPECT_EQ(phi.supported().code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(std::string(phi.supported().message()),
-            "chat: the model's chat template has an unknown layout ('<|user|>', '<|end|>') "
+            "the model's chat template has an unknown layout ('<|user|>', '<|end|>') "
             "(chatml, llama-3, llama-2 and mistral are supported, plain for models without a "
             "template)");
   EXPECT_THAT(std::string(Make("{{ x }}").supported().message()), HasSubstr("(no markers)"));
