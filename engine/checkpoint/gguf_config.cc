@@ -4,11 +4,11 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <numbers>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "engine/base/llama3_rope.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -17,23 +17,14 @@ namespace {
 constexpr int64_t kMaxDimension = int64_t{1} << 24;
 constexpr int64_t kControlToken = 3;  // tokenizer.ggml.token_type
 
-// The scaling of the llama3 rotary embedding as GGUF keeps it: a divisor per frequency.
-// Source: the published rule of Llama 3.1's rope_scaling.
-std::vector<double> Llama3Divisors(double theta, int64_t head_dim, double factor, double original) {
-  constexpr double kLow = 1;
-  constexpr double kHigh = 4;
+// llama3's scaling as GGUF keeps it: a divisor per frequency.
+std::vector<double> Llama3Divisors(double theta, int64_t head_dim,
+                                   const Llama3RopeScaling& scaling) {
   std::vector<double> divisors;
   for (int64_t i = 0; i < head_dim / 2; ++i) {
     const double exponent = 2 * static_cast<double>(i) / static_cast<double>(head_dim);
-    const double wavelength = 2 * std::numbers::pi * std::pow(theta, exponent);
-    if (wavelength < original / kHigh) {
-      divisors.push_back(1);
-    } else if (wavelength > original / kLow) {
-      divisors.push_back(factor);
-    } else {
-      const double smooth = (original / wavelength - kLow) / (kHigh - kLow);
-      divisors.push_back(1 / ((1 - smooth) / factor + smooth));
-    }
+    const double frequency = std::pow(theta, -exponent);
+    divisors.push_back(frequency / Llama3RopeFrequency(scaling, frequency));
   }
   return divisors;
 }
@@ -54,8 +45,9 @@ absl::StatusOr<nlohmann::json> RopeScalingFromDivisors(const GgufFile& gguf,
                          tensor.name, factor);
   }
   for (int64_t original = 1024; original <= 131'072; original *= 2) {
-    const std::vector<double> expected =
-        Llama3Divisors(theta, head_dim, factor, static_cast<double>(original));
+    const Llama3RopeScaling scaling{.factor = factor,
+                                    .original_max_position = static_cast<double>(original)};
+    const std::vector<double> expected = Llama3Divisors(theta, head_dim, scaling);
     const bool equal =
         std::equal(stored.begin(), stored.end(), expected.begin(), [](float got, double want) {
           return std::abs(static_cast<double>(got) - want) <= 1e-3 * want;
@@ -63,8 +55,8 @@ absl::StatusOr<nlohmann::json> RopeScalingFromDivisors(const GgufFile& gguf,
     if (!equal) continue;
     return nlohmann::json({{"rope_type", "llama3"},
                            {"factor", factor},
-                           {"low_freq_factor", 1.0},
-                           {"high_freq_factor", 4.0},
+                           {"low_freq_factor", scaling.low_freq_factor},
+                           {"high_freq_factor", scaling.high_freq_factor},
                            {"original_max_position_embeddings", original}});
   }
   return UnimplementedError("{}: tensor {}: not the scaling of Llama 3", gguf.path(), tensor.name);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/split_patterns.h"
 #include "engine/checkpoint/json.h"
 #include "kernels/base/status_macros.h"
 
@@ -21,11 +22,6 @@ constexpr int64_t kUnknownToken = 2;
 constexpr int64_t kControlToken = 3;
 constexpr int64_t kUserDefinedToken = 4;
 constexpr int64_t kMaxTokenType = 6;
-
-// As in the tokenizer.json of Llama 3.
-constexpr const char* kLlama3Pattern =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
-    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 Json ByteLevel(bool add_prefix_space, bool use_regex) {
   return {{"type", "ByteLevel"},
@@ -53,7 +49,7 @@ std::optional<PreTokenizer> PreTokenizerByName(std::string_view name) {
     return PreTokenizer{{{"type", "Sequence"},
                          {"pretokenizers",
                           {{{"type", "Split"},
-                            {"pattern", {{"Regex", kLlama3Pattern}}},
+                            {"pattern", {{"Regex", kLlama3SplitRegex}}},
                             {"behavior", "Isolated"},
                             {"invert", false}},
                            ByteLevel(false, false)}}},

@@ -1,31 +1,21 @@
 #include "engine/model/rope_table.h"
 
 #include <cmath>
-#include <numbers>
+
+#include "engine/base/llama3_rope.h"
 
 namespace flashquant {
-namespace {
-
-// llama3: wave lengths above original/low are stretched by `factor`, below original/high left
-// alone, and those between interpolated.
-double Llama3Frequency(const RopeConfig& rope, double frequency) {
-  const double original = rope.original_max_position;
-  const double wave_length = 2.0 * std::numbers::pi / frequency;
-  if (wave_length > original / rope.low_freq_factor) return frequency / rope.factor;
-  if (wave_length < original / rope.high_freq_factor) return frequency;
-  const double smooth = (original / wave_length - rope.low_freq_factor) /
-                        (rope.high_freq_factor - rope.low_freq_factor);
-  return (1.0 - smooth) * frequency / rope.factor + smooth * frequency;
-}
-
-}  // namespace
-
 std::vector<float> RopeInverseFrequencies(const RopeConfig& rope, int32_t head_dim) {
+  const Llama3RopeScaling llama3{
+      .factor = rope.factor,
+      .low_freq_factor = rope.low_freq_factor,
+      .high_freq_factor = rope.high_freq_factor,
+      .original_max_position = static_cast<double>(rope.original_max_position)};
   std::vector<float> frequencies(static_cast<size_t>(head_dim / 2));
   for (size_t pair = 0; pair < frequencies.size(); ++pair) {
     double frequency = 1.0 / std::pow(rope.theta, 2.0 * static_cast<double>(pair) / head_dim);
     if (rope.type == RopeType::kLinear) frequency /= rope.factor;
-    if (rope.type == RopeType::kLlama3) frequency = Llama3Frequency(rope, frequency);
+    if (rope.type == RopeType::kLlama3) frequency = Llama3RopeFrequency(llama3, frequency);
     frequencies[pair] = static_cast<float>(frequency);
   }
   return frequencies;

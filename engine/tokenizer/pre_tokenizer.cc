@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "engine/base/split_patterns.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -12,8 +13,6 @@ namespace {
 
 constexpr std::string_view kGpt2Regex =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kLlama3Regex =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kQwen2Regex =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
@@ -144,7 +143,7 @@ void SplitByPattern(std::string_view text, SplitPattern pattern, const UnicodeCl
 
 std::optional<SplitPattern> KnownSplitPattern(std::string_view regex) {
   if (regex == kGpt2Regex) return SplitPattern::kGpt2;
-  if (regex == kLlama3Regex) return SplitPattern::kLlama3;
+  if (regex == kLlama3SplitRegex) return SplitPattern::kLlama3;
   if (regex == kQwen2Regex) return SplitPattern::kQwen2;
   return std::nullopt;
 }
