@@ -127,7 +127,7 @@ void AddChatMl(const ChatLayout& layout, const ControlTokens& tokens,
     add(message.role, is_answer ? WithoutReasoning(message.content) : message.content);
   }
   out->AddToken(tokens.start);
-  out->AddText("assistant\n");
+  out->AddText("assistant\n" + layout.generation_suffix);
 }
 
 void AddLlama3(const ChatLayout& layout, const ControlTokens& tokens,

@@ -137,10 +137,17 @@ bool IsChatMl(std::string_view text) {
 
 void ReadChatMl(std::string_view text, std::string_view code, ChatLayout* layout) {
   if (!IsChatMl(text)) return;
+  const bool drops_reasoning = Contains(code, "message.content.split(\"</think>\")[-1].lstrip(");
+  if (!drops_reasoning && Contains(code, "split(\"</think>\")")) return;
+  const bool ends_plainly = Contains(code, "{{\"<|im_start|>assistant\n\"}}");
+  if (!ends_plainly && Contains(code, "<|im_start|>assistant\n<think>")) {
+    if (!Contains(code, "{{\"<|im_start|>assistant\n<think>\n\"}}")) return;
+    layout->generation_suffix = "<think>\n";
+  }
   layout->kind = ChatLayout::Kind::kChatMl;
   layout->default_system = FindDefaultSystem(text);
   layout->trims_content = Contains(code, "content|trim");
-  layout->drops_reasoning = Contains(code, "message.content.split(\"</think>\")[-1]");
+  layout->drops_reasoning = drops_reasoning;
 }
 
 // The text between `before` and the next `after`.

@@ -28,6 +28,8 @@ struct ChatLayout {
   std::optional<std::string> default_system;
   bool drops_reasoning =
       false;  // kChatMl: answers before the last question lose their <think> part
+  std::string
+      generation_suffix;  // kChatMl: behind "assistant\n" of the prompt's end (QwQ: <think>)
   // kLlama3: in front of the system message's text; not empty: every prompt has a system message.
   std::string system_preamble;
   // kLlama2, kMistral: what surrounds the parts, with their white space.

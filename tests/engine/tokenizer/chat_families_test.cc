@@ -151,6 +151,22 @@ TEST_F(ChatFamiliesTest, Llama31HasItsTwoLinesInEverySystemMessage) {
                 "<|start_header_id|>assistant<|end_header_id|>\n\n");
 }
 
+// Llama 3.2 asks for today's date where the engine gives one.
+TEST_F(ChatFamiliesTest, Llama32GetsTheDateThatItsTemplateNamesForEnginesWithoutOne) {
+  std::string text = ReadData("templates/meta-llama-Llama-3.1-8B-Instruct.jinja");
+  if (text.empty()) GTEST_SKIP() << "needs FQ_TEST_DATA: data/templates";
+  const std::string set = "{%- set date_string = \"26 Jul 2024\" %}";
+  const size_t pos = text.find(set);
+  ASSERT_NE(pos, std::string::npos);
+  text.replace(pos, set.size(),
+               "{%- if strftime_now is defined %}{%- set date_string = strftime_now(\"%d %b %Y\") "
+               "%}{%- else %}" +
+                   set + "{%- endif %}");
+  EXPECT_THAT(Rendered(Make(text), kOneMessage), HasSubstr("\nToday Date: 26 Jul 2024\n\n"));
+  // Without a date to fall back to there is none that we could name.
+  EXPECT_EQ(Make(text.replace(text.find(set), set.size(), "")).name(), "unknown");
+}
+
 TEST_F(ChatFamiliesTest, Llama2PutsTheSystemMessageIntoTheFirstQuestion) {
   const std::string text = ReadData("templates/ct-llama-2-chat.jinja");
   if (text.empty()) GTEST_SKIP() << "needs FQ_TEST_DATA: data/templates";

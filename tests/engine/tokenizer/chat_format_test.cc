@@ -56,6 +56,28 @@ TEST(ChatFormatTest, SmolLm2AddsItsSystemMessageToAConversationWithout) {
             "<|im_start|>assistant\n");
 }
 
+// As QwQ and the thinking-only Qwen3 models write it.
+TEST(ChatFormatTest, ThinkingModelsStartTheirAnswerAndLoseOldReasoning) {
+  const auto tokenizer = TinyTokenizer();
+  const std::string loop =
+      "{%- for message in messages %}{%- set content = message.content %}"
+      "{%- if message.role == 'assistant' %}"
+      "{%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
+      "{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}"
+      "{%- endfor %}";
+  const std::string end = "{{- '<|im_start|>assistant\\n<think>\\n' }}";
+  const ChatFormat format = ChatFormat::FromTemplate(loop + end, tokenizer.get());
+  EXPECT_EQ(Rendered(format, *tokenizer,
+                     {{"user", "a"}, {"assistant", "hm\n</think>\n\nb"}, {"user", "c"}}),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+            "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n<think>\n");
+  for (const std::string& other :
+       {loop + "{{- '<|im_start|>assistant\\n<think>Hm' }}",
+        std::string("{{ message.content.split('</think>')[0] + '<|im_end|>' }}") + end}) {
+    EXPECT_EQ(ChatFormat::FromTemplate(other, tokenizer.get()).name(), "unknown") << other;
+  }
+}
+
 TEST(ChatFormatTest, ControlTokensAreIdsAndContentsStayText) {
   const auto tokenizer = TinyTokenizer();
   const ChatFormat format = ChatFormat::FromTemplate(kSmolLm2, tokenizer.get());
