@@ -20,6 +20,16 @@ RULES = "deploy/prometheus/flashquant.rules.yaml"
 CASES = "tests/deploy/rules_test.yaml"
 DASHBOARDS = sorted(glob.glob("deploy/grafana/dashboards/*.json"))
 SCHEMA_VERSION = 39
+# Exported, and in no rule or panel so far: dashboards of the engine and the process are still to come.
+NOT_SHOWN_YET = set("""
+    flashquant_build_info flashquant_cancel_to_release_seconds flashquant_engine_row_multiple
+    flashquant_engine_step_duration_seconds flashquant_engine_step_stage_seconds_total flashquant_engine_steps_total
+    flashquant_kv_allocation_failures_total flashquant_kv_block_tokens flashquant_kv_blocks flashquant_kv_bytes
+    flashquant_log_messages_total flashquant_model_context_limit_tokens flashquant_model_load_duration_seconds
+    flashquant_output_tokens_discarded_total flashquant_request_input_tokens flashquant_request_max_output_tokens
+    flashquant_request_output_tokens flashquant_request_tokenize_duration_seconds flashquant_stream_stall_seconds
+    flashquant_time_per_output_token_seconds process_cpu_seconds_total process_resident_memory_bytes process_threads
+    """.split())
 
 
 def read(path):
@@ -179,6 +189,20 @@ class DashboardsTest(unittest.TestCase):
             for where, expression in expressions:
                 with self.subTest(path=path, where=where):
                     self.assertEqual(promql_names.problems(expression, metrics, recorded), [])
+
+
+class CoverageTest(unittest.TestCase):
+    def test_every_exported_metric_is_in_a_rule_or_panel_or_named_as_missing(self):
+        expressions = [rule["expr"] for rule in read_rules()]
+        for path in DASHBOARDS:
+            expressions += [expression for _, expression in expressions_of(json.loads(read(path)))]
+        used = {metric for e in expressions for metric, _ in promql_names.find_names(e).selectors}
+        families = {}
+        for name, metric in promql_names.read_metrics(read("README.md")).items():
+            family = re.sub("_(bucket|sum|count)$", "", name) if metric.type == "histogram" else name
+            families.setdefault(family, set()).add(name)
+        unused = {family for family, names in families.items() if not names & used}
+        self.assertEqual(unused, NOT_SHOWN_YET)
 
 
 class ChecksCanFailTest(unittest.TestCase):
