@@ -47,6 +47,7 @@ absl::Status AttentionStep::Run(const PagedAttentionParams& params) {
 }
 
 absl::Status AttentionStep::Plan(const PagedAttentionParams& params, int32_t group) {
+  planned_kv_heads_ = 0;  // until all of it has succeeded
   AttentionBatch host_batch = params.batch;
   host_batch.query_indptr = query_indptr_.data();
   host_batch.context_lengths = context_lengths_.data();

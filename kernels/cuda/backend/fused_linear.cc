@@ -16,8 +16,8 @@
 namespace flashquant::cuda {
 namespace {
 
-constexpr std::array<int32_t, 3> kPlanRows = {8, 16, 32};
 constexpr int64_t kSizeMultiple = 8;
+constexpr int32_t kMaxStrips = 65535;  // blocks along y in the grid of LaunchUnpackWeight
 constexpr unsigned kMaxPackThreads = 16;
 
 bool Takes(const LinearPart& part) {
@@ -82,9 +82,9 @@ absl::StatusOr<std::optional<FusedWeight>> FusedLinear::Pack(std::span<const Lin
   const PackedLinear joined = packed.size() == 1 ? std::move(packed[0]) : JoinPacked(packed);
   FusedWeight weight;
   weight.layout = joined.layout;
-  for (size_t i = 0; i < kPlanRows.size(); ++i) {
-    weight.plans[i] = ChooseLinearPlan(joined.layout, kPlanRows[i], device_);
-    if (weight.plans[i].num_splits == 0) return std::nullopt;
+  weight.passes = ChoosePassPlans(joined.layout, device_);
+  if (weight.passes[0].rows_per_pass == 0 || joined.layout.num_strips > kMaxStrips) {
+    return std::nullopt;
   }
   FQ_ASSIGN_OR_RETURN(weight.bytes, backend_->Allocate(joined.layout.num_bytes));
   FQ_RETURN_IF_ERROR(
@@ -95,8 +95,8 @@ absl::StatusOr<std::optional<FusedWeight>> FusedLinear::Pack(std::span<const Lin
 
 absl::Status FusedLinear::Reserve(const FusedWeight& weight) {
   const PackedLayout& layout = weight.layout;
-  for (size_t i = 0; i < kPlanRows.size(); ++i) {
-    const int64_t num_bytes = LinearW4A16WorkspaceBytes(layout, weight.plans[i], kPlanRows[i]);
+  for (const PassPlan& pass : weight.passes) {
+    const int64_t num_bytes = LinearW4A16WorkspaceBytes(layout, pass.plan, pass.rows_per_pass);
     FQ_RETURN_IF_ERROR(Grow(std::max<int64_t>(num_bytes, 16), backend_, &workspace_));
   }
   const int64_t counters = int64_t{layout.num_strips};
@@ -113,9 +113,9 @@ absl::Status FusedLinear::Run(const FusedWeight& weight, int32_t num_rows, const
   params.m = num_rows;
   params.layout = weight.layout;
   params.weight = weight.bytes.As<uint8_t>();
-  const size_t plan = num_rows <= kPlanRows[0] ? 0 : num_rows <= kPlanRows[1] ? 1 : 2;
-  params.plan = weight.plans[plan];
-  params.rows_per_pass = kPlanRows[plan];
+  const PassPlan& pass = weight.passes[num_rows <= 8 ? 0 : num_rows <= 16 ? 1 : 2];
+  params.plan = pass.plan;
+  params.rows_per_pass = pass.rows_per_pass;
   params.programmatic_launch = true;
   params.workspace = workspace_.As<float>();
   params.counters = counters_.As<uint32_t>();

@@ -1,6 +1,6 @@
 // FusedLinear: INT4 layers with outliers through the fused kernel (launchers.h), which reads a
-// weight once for up to 32 rows. More rows than kMaxFusedRows go through a BF16 copy that is
-// unpacked into scratch memory for the one product.
+// weight once for up to 32 rows (fewer where these do not fit in shared memory). More rows than
+// kMaxFusedRows go through a BF16 copy that is unpacked into scratch memory for the one product.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,7 +23,7 @@ inline constexpr int32_t kMaxFusedRows = 64;
 struct FusedWeight {
   PackedLayout layout;
   DeviceBuffer bytes;
-  std::array<LinearPlan, 3> plans;  // for up to 8, 16 and 32 rows a pass
+  std::array<PassPlan, 3> passes;  // see ChoosePassPlans
 };
 
 // Used from one thread, on one stream. Owns what the launches share: partial sums, counters and the
@@ -33,8 +33,8 @@ class FusedLinear final {
   static absl::StatusOr<std::unique_ptr<FusedLinear>> Create(Backend* backend, cudaStream_t stream);
 
   // nullopt when the kernel does not take this layer: a part that is not INT4, a bias, N or K not a
-  // multiple of 8, parts that cannot be joined, no plan for this device. Errors of the parts
-  // themselves as CheckLinearParts gives them.
+  // multiple of 8, N above 2 million, parts that cannot be joined, no plan for this device. Errors
+  // of the parts themselves as CheckLinearParts gives them.
   absl::StatusOr<std::optional<FusedWeight>> Pack(std::span<const LinearPart> parts);
 
   // y[num_rows, n] = x[num_rows, k] * W, both BF16; 1 <= num_rows <= kMaxFusedRows.

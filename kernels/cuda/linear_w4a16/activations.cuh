@@ -16,9 +16,8 @@ inline constexpr uint32_t kXChunkBytes = kChunkK * 16;
 inline constexpr float kDigitLimit = 32512.0f;  // 127 * 256
 
 // Bytes from a chunk's start to the row that lane (matrix, i) = (lane / 8, lane % 8) names in an
-// ldmatrix or stmatrix for two k16 steps: feature 16 * (matrix / 2) + 4 * (i / 2) + 2 * (matrix %
-// 2)
-// + i % 2, as the order of codes in packed_format.h wants it.
+// ldmatrix or stmatrix for two k16 steps, as the order of codes in packed_format.h wants it:
+// feature 16 * (matrix / 2) + 4 * (i / 2) + 2 * (matrix % 2) + i % 2.
 __device__ __forceinline__ uint32_t LaneXRow(int lane) {
   const int feature = (lane >> 4) * 16 + ((lane & 7) >> 1) * 4 + ((lane >> 3) & 1) * 2 + (lane & 1);
   return XRow(static_cast<uint32_t>(feature)) * 16;

@@ -42,11 +42,9 @@ bool IsValid(const LinearW4A16Params& p) {
                        plan.num_ranks >= 1 && plan.num_ranks <= layout.num_units &&
                        plan.num_warps >= 1 && plan.num_warps <= kMaxWarpsPerBlock &&
                        (!plan.cluster_join || plan.num_ranks <= kMaxClusterRanks);
-  // FastDivisor's range.
-  const bool divisible = layout.num_units < 4096 && int64_t{layout.num_strips} * layout.num_units <
-                                                        (int64_t{1} << 20) * plan.num_splits;
-  return sizes && planned && divisible && IsAligned(p.x, 16) && IsAligned(p.y, 8) &&
-         IsAligned(p.weight, 16) && IsAligned(p.workspace, 16) && IsAligned(p.counters, 4);
+  return sizes && planned && CanNumberUnits(layout, plan) && IsAligned(p.x, 16) &&
+         IsAligned(p.y, 8) && IsAligned(p.weight, 16) && IsAligned(p.workspace, 16) &&
+         IsAligned(p.counters, 4);
 }
 
 const void* SelectKernel(int batch_blocks, const PackedLayout& layout, bool bulk) {

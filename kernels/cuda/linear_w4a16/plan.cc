@@ -2,6 +2,7 @@
 #include "kernels/cuda/linear_w4a16/plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "kernels/cuda/linear_w4a16/shared_layout.h"
@@ -49,6 +50,7 @@ constexpr double kWorkspaceStrip = 25.0;  // of the same for each strip of a war
 // What a plan costs; negative when it does not fit.
 double PlanCost(const PackedLayout& layout, const LinearPlan& plan, int m,
                 const DeviceShape& device) {
+  if (!CanNumberUnits(layout, plan)) return -1;
   const int64_t stages = NumStages(layout, plan, m, device);
   if (stages == 0) return -1;
   const int strips = CeilDiv(layout.num_strips, plan.num_splits);
@@ -66,6 +68,12 @@ double PlanCost(const PackedLayout& layout, const LinearPlan& plan, int m,
 }
 
 }  // namespace
+
+bool CanNumberUnits(const PackedLayout& layout, const LinearPlan& plan) {
+  const int64_t strips = CeilDiv(layout.num_strips, plan.num_splits);  // of a block
+  return layout.num_units < 4096 && strips * layout.num_units < int64_t{1} << 20 &&
+         int64_t{layout.num_strips} * layout.num_units <= std::numeric_limits<int32_t>::max();
+}
 
 int64_t PlanFixedSharedBytes(const PackedLayout& layout, const LinearPlan& plan, int m) {
   return LayOutShared(layout, plan, BatchBlocks(m)).ring_offset;
@@ -98,6 +106,20 @@ LinearPlan ChooseLinearPlan(const PackedLayout& layout, int m, const DeviceShape
     }
   }
   return best;
+}
+
+std::array<PassPlan, 3> ChoosePassPlans(const PackedLayout& layout, const DeviceShape& device) {
+  std::array<PassPlan, 3> passes;
+  int32_t rows = 8;
+  for (size_t i = 0; i < passes.size(); ++i, rows *= 2) {
+    const LinearPlan plan = ChooseLinearPlan(layout, rows, device);
+    if (plan.num_splits > 0) {
+      passes[i] = {plan, rows};
+    } else if (i > 0) {
+      passes[i] = passes[i - 1];  // many rows take more shared memory: more passes instead
+    }
+  }
+  return passes;
 }
 
 }  // namespace flashquant::cuda

@@ -29,10 +29,24 @@ struct LinearPlan {
   bool cluster_join = false;  // the ranks of a split are one cluster (sm_90; at most 8 ranks)
 };
 
+// A plan, and the rows of a pass that it is for.
+struct PassPlan {
+  LinearPlan plan;
+  int32_t rows_per_pass = 0;  // 8, 16 or 32; 0: the device has no plan
+};
+
+// Whether the kernel can number the layer's units with this plan: less than 4096 along K, 2^20 in a
+// block (FastDivisor's range), 2^31 in all.
+bool CanNumberUnits(const PackedLayout& layout, const LinearPlan& plan);
+
 // Bytes of shared memory besides the ring: barriers, activations and their sums, partial sums.
 int64_t PlanFixedSharedBytes(const PackedLayout& layout, const LinearPlan& plan, int m);
 
 // A plan for `m` rows (1 to 32 a pass) that fits the device; num_splits 0 when there is none.
 LinearPlan ChooseLinearPlan(const PackedLayout& layout, int m, const DeviceShape& device);
+
+// For up to 8, up to 16, and more rows: the largest pass of at most 8, 16 and 32 rows that the
+// device has a plan for.
+std::array<PassPlan, 3> ChoosePassPlans(const PackedLayout& layout, const DeviceShape& device);
 
 }  // namespace flashquant::cuda

@@ -24,7 +24,7 @@ struct EvenSplit {
 };
 
 // Division by a number that the host knows: a kernel's own division takes some 40 instructions.
-// Exact for dividends below 2^20 and divisors up to 4096.
+// Exact while dividend * divisor is at most 2^32: for dividends below 2^20 and divisors up to 4096.
 struct FastDivisor {
   unsigned divisor = 1;
   unsigned inverse = 0;  // 2^32 / divisor, rounded up; not used for 1

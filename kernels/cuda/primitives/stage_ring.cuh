@@ -136,6 +136,7 @@ class StageRing<false> {
                    : "memory");
     }
   }
+  // With more than three, for all but three: longer than a ring of more than four stages needs.
   __device__ static void WaitForAllBut(int groups) {
     switch (groups) {
       case 0:

@@ -3,6 +3,7 @@
 #include "kernels/cuda/linear_w4a16/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -154,6 +155,57 @@ TEST(PlanTest, PartsOfSharedMemoryAreAlignedAndDoNotOverlap) {
 TEST(PlanTest, ADeviceWithTooLittleSharedMemoryHasNoPlan) {
   const PackedLayout layout = Layout(4096, 4096, 128, false, 0);
   EXPECT_EQ(ChooseLinearPlan(layout, 8, Device(100, 8, false)).num_splits, 0);
+}
+
+TEST(PlanTest, ALayerOfMoreUnitsThanTheKernelCanNumberHasNoPlan) {
+  const DeviceShape device = Device(132, 227, true);
+  for (const auto& [k, n] : {std::pair<int64_t, int64_t>{4096 * kUnitK, 8},  // units of a strip
+                             {int64_t{1} << 28, 8},  // and bytes that 32 bits do not hold
+                             {(int64_t{1} << 31) - 8, (int64_t{1} << 31) - 8},
+                             {4095 * kUnitK, 132 * 257 * kStripN}}) {  // of a block
+    SCOPED_TRACE(std::to_string(k) + "x" + std::to_string(n));
+    for (const int m : {8, 32}) {
+      EXPECT_EQ(ChooseLinearPlan(Layout(k, n, 128, false, 0), m, device).num_splits, 0);
+    }
+  }
+  EXPECT_GE(ChooseLinearPlan(Layout(65536, 262144, 32, true, 4096), 32, device).num_splits, 1);
+}
+
+TEST(PlanTest, ChoosingPassesKeepsToThePlansForAsManyRowsAsGoTogether) {
+  const DeviceShape device = Device(132, 227, true);
+  const PackedLayout layout = Layout(4096, 6144, 128, false, 512);
+  const std::array<PassPlan, 3> passes = ChoosePassPlans(layout, device);
+  for (size_t i = 0; i < passes.size(); ++i) {
+    const int rows = 8 << i;
+    EXPECT_EQ(passes[i].rows_per_pass, rows);
+    const LinearPlan plan = ChooseLinearPlan(layout, rows, device);
+    EXPECT_EQ(passes[i].plan.num_ranks, plan.num_ranks);
+    EXPECT_EQ(passes[i].plan.num_splits, plan.num_splits);
+    EXPECT_EQ(passes[i].plan.num_warps, plan.num_warps);
+    EXPECT_EQ(passes[i].plan.cluster_join, plan.cluster_join);
+  }
+}
+
+TEST(PlanTest, RowsThatDoNotFitTogetherRunInSmallerPasses) {
+  const PackedLayout layout = Layout(65536, 8192, 32, true, kMaxPieceBytes);
+  const DeviceShape device = Device(128, 99, false);
+  ASSERT_GE(ChooseLinearPlan(layout, 8, device).num_splits, 1);
+  ASSERT_EQ(ChooseLinearPlan(layout, 32, device).num_splits, 0);
+  const std::array<PassPlan, 3> passes = ChoosePassPlans(layout, device);
+  EXPECT_EQ(passes[0].rows_per_pass, 8);
+  for (const PassPlan& pass : passes) {
+    ASSERT_GE(pass.plan.num_splits, 1);
+    EXPECT_LE(PlanFixedSharedBytes(layout, pass.plan, pass.rows_per_pass) +
+                  int64_t{pass.plan.num_warps} * StageBytes(layout),
+              device.shared_bytes);
+  }
+}
+
+TEST(PlanTest, WithoutAnyPlanThereIsNoPass) {
+  for (const PassPlan& pass :
+       ChoosePassPlans(Layout(4096, 4096, 128, false, 0), Device(100, 8, false))) {
+    EXPECT_EQ(pass.rows_per_pass, 0);
+  }
 }
 
 TEST(PlanTest, BigLayersUseMostOfTheDevice) {
