@@ -1,6 +1,7 @@
 #include "engine/quantize/checkpoint_quantizer.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -247,6 +248,27 @@ class CheckpointQuantizer final {
   QuantizeReport report_;
 };
 
+// The folder under the name by which it can be renamed: "." and "out/." cannot.
+absl::StatusOr<std::string> OutputFolder(const std::string& output_dir) {
+  std::error_code error;
+  std::string output = output_dir;
+  while (output.size() > 1 && output.back() == '/') output.pop_back();
+  if (!fs::is_directory(output, error)) return output;
+  if (fs::path(output).filename() == "." || fs::path(output).filename() == "..") {
+    output = fs::canonical(output, error).string();
+    if (error) return ErrnoStatus(error.value(), output_dir, "resolve");
+  }
+  // Known before hours of work rather than after: the folder is put in place by a rename.
+  struct statx info = {};
+  if (::statx(AT_FDCWD, output.c_str(), AT_NO_AUTOMOUNT, 0, &info) == 0 &&
+      (info.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
+    return InvalidArgumentError(
+        "{}: output: a mount point cannot be replaced by the finished folder; name a folder in it",
+        output_dir);
+  }
+  return output;
+}
+
 // Where to write: the output itself, or a folder beside it that replaces it at the end.
 absl::StatusOr<std::string> WritingPlace(const std::string& output_dir, bool overwrite) {
   std::error_code error;
@@ -264,8 +286,6 @@ absl::StatusOr<std::string> WritingPlace(const std::string& output_dir, bool ove
   return replacement;
 }
 
-// Exchanges the two in one step, so that there is a whole model under the name at any moment; then
-// removes the old one.
 // Swaps the folders in one step where the file system can, so that `output_dir` is a whole model at
 // any time.
 absl::Status ReplaceFolder(const std::string& replacement, const std::string& output_dir) {
@@ -310,8 +330,7 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const Checkpoint& checkpoint,
   if (options.method != QuantizeMethod::kRtn && calibration == nullptr) {
     return InvalidArgumentError("--method: gptq and spqr need --calibration");
   }
-  std::string output = output_dir;
-  while (output.size() > 1 && output.back() == '/') output.pop_back();
+  FQ_ASSIGN_OR_RETURN(const std::string output, OutputFolder(output_dir));
   FQ_ASSIGN_OR_RETURN(QuantizePlan plan, MakeQuantizePlan(checkpoint, options));
   FQ_ASSIGN_OR_RETURN(const std::string place, WritingPlace(output, options.overwrite));
   FQ_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointWriter> writer,

@@ -348,6 +348,26 @@ TEST(CheckpointQuantizerTest, ExistingOutputIsReplacedOnlyWhenAsked) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 3);
 }
 
+TEST(CheckpointQuantizerTest, OutputMayBeNamedByADotAtTheEnd) {
+  const WorkDir dir;
+  WriteSmallModel({}, dir / "in");
+  FQ_ASSERT_OK(Quantize(dir / "in", dir / "out"));
+  const auto before = FolderBytes(dir / "out");
+  QuantizeOptions options;
+  options.density = 0.03;
+  options.overwrite = true;
+  FQ_ASSERT_OK(Quantize(dir / "in", dir / "out/.", options));
+  EXPECT_NE(FolderBytes(dir / "out"), before);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 2);
+}
+
+TEST(CheckpointQuantizerTest, MountPointIsRefusedBeforeTheWork) {
+  const WorkDir dir;
+  WriteSmallModel({}, dir / "in");
+  EXPECT_THAT(Quantize(dir / "in", "/proc"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("mount point")));
+}
+
 TEST(CheckpointQuantizerTest, OverwriteDoesNotDeleteAFolderThatIsNoModel) {
   const WorkDir dir;
   WriteSmallModel({}, dir / "in");
