@@ -57,7 +57,7 @@ absl::Status CheckOptions(const QuantizeOptions& options) {
   }
   if (options.group_size == -1 &&
       (options.method == QuantizeMethod::kGptq || options.threshold > 0)) {
-    return UnimplementedError(
+    return InvalidArgumentError(
         "--group-size -1: one group per row only with --method rtn and --density");
   }
   if (options.embedding == TableFormat::kInt4) {

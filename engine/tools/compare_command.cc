@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -144,9 +145,13 @@ void PrintModel(const ComparedModel& model, double scored) {
 
 absl::StatusOr<ComparedModel> LoadFor(const CompareOptions& options, const std::string& path) {
   ComparedModel model;
-  FQ_ASSIGN_OR_RETURN(
-      model.loaded, LoadModel(path, options.context,
-                              {.kind = options.backend, .num_threads = options.threads}, nullptr));
+  absl::StatusOr<LoadedModel> loaded = LoadModel(
+      path, options.context, {.kind = options.backend, .num_threads = options.threads}, nullptr);
+  if (loaded.status().code() == absl::StatusCode::kFailedPrecondition) {
+    return Annotate(loaded.status(), path);  // of two models, which one has the shorter context
+  }
+  FQ_RETURN_IF_ERROR(loaded.status());
+  model.loaded = *std::move(loaded);
   if (model.loaded.tokenizer == nullptr) {
     return DataLossError("{}: compare needs a tokenizer (tokenizer.json is missing)", path);
   }
@@ -218,11 +223,11 @@ void AddCompareCommand(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   command
       ->add_option("--max-windows", options->max_windows, "score only the first windows, 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
       ->capture_default_str();
   command->add_option("--backend", options->backend, "auto, cpu or cuda")->capture_default_str();
   command->add_option("--threads", options->threads, "CPU workers, 0 = one per core")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
       ->capture_default_str();
   command->callback([options, exit_code] { *exit_code = ReportStatus(RunCompare(*options)); });
 }

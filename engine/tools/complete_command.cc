@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <random>
@@ -192,21 +193,21 @@ void AddCompleteCommand(CLI::App& app, int* exit_code) {
       ->delimiter(',');
   prompt->require_option(1);
   command->add_option("--max-tokens", options->max_tokens, "tokens at most, 0 = what fits")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
       ->capture_default_str();
   command->add_option("--temperature", options->temperature, "0 = greedy; unset = the model's own")
       ->check(CLI::Range(0.0, 2.0));
   command->add_option("--top-p", options->top_p, "nucleus; unset = the model's own")
       ->check(CLI::Range(1e-6, 1.0));
   command->add_option("--top-k", options->top_k, "0 = off; unset = the model's own")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()));
   command->add_option("--seed", options->seed, "seed of the draws; unset = random");
   command->add_option("--stop", options->stop, "stop string, may be given again");
   command->add_flag("--ignore-eos", options->ignore_eos, "go on after an end token");
   command->add_flag("--json", options->json, "print one JSON object instead of text");
   command->add_option("--backend", options->backend, "auto, cpu or cuda")->capture_default_str();
   command->add_option("--threads", options->threads, "CPU workers, 0 = one per core")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
       ->capture_default_str();
   command->callback([options, exit_code] { *exit_code = ReportStatus(RunComplete(*options)); });
 }

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -89,11 +90,11 @@ void AddPerplexityCommand(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   command
       ->add_option("--max-windows", options->max_windows, "score only the first windows, 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
       ->capture_default_str();
   command->add_option("--backend", options->backend, "auto, cpu or cuda")->capture_default_str();
   command->add_option("--threads", options->threads, "CPU workers, 0 = one per core")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
       ->capture_default_str();
   command->callback([options, exit_code] { *exit_code = ReportStatus(RunPerplexity(*options)); });
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -220,22 +221,26 @@ void AddMethodFlags(CLI::App* command, QuantizeFlags* flags) {
           "same with outliers")
       ->check(CLI::IsMember({"rtn", "gptq", "spqr"}))
       ->capture_default_str();
-  command->add_option("--calibration", flags->calibration,
-                      "text file for gptq and spqr; with rtn it adds output errors to the report");
+  CLI::Option* const calibration = command->add_option(
+      "--calibration", flags->calibration,
+      "text file for gptq and spqr; with rtn it adds output errors to the report");
   command
       ->add_option("--calibration-tokens", flags->calibration_tokens,
                    "most tokens to use, 0 = the whole text")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))
+      ->needs(calibration)
       ->capture_default_str();
   command
       ->add_option("--calibration-skip", flags->calibration_skip,
                    "tokens of the text to leave out at its beginning")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))
+      ->needs(calibration)
       ->capture_default_str();
   command
       ->add_option("--calibration-context", flags->calibration_context,
                    "tokens of a window, 0 = 2048 or the model's own")
       ->check(CLI::Range(0, 1 << 20))
+      ->needs(calibration)
       ->capture_default_str();
   command
       ->add_option("--damping", flags->damping,

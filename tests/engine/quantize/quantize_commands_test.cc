@@ -160,6 +160,14 @@ TEST(QuantizeCommandTest, FlagsOfCalibrationThatContradictEachOtherAreUsageError
   EXPECT_EQ(calibrated({"--method", "spqr", "--threshold", "-1"}), 64);
   EXPECT_EQ(calibrated({"--method", "spqr", "--damping", "0"}), 64);
   EXPECT_EQ(calibrated({"--method", "spqr", "--calibration-skip", "290"}), 64);
+  EXPECT_EQ(calibrated({"--method", "gptq", "--group-size", "-1"}), 64);
+  for (const std::string flag : {"tokens", "skip", "context"}) {
+    EXPECT_THAT(run({"--calibration-" + flag, "5"}).err, HasSubstr("requires --calibration"));
+    const CommandResult negative = run({"--calibration", text, "--calibration-" + flag, "-1"});
+    EXPECT_EQ(negative.exit_code, 64);
+    EXPECT_THAT(negative.err, HasSubstr("Value -1 not in range"));
+    EXPECT_LT(negative.err.size(), 100) << negative.err;
+  }
   EXPECT_EQ(run({"--method", "gptq", "--calibration", dir / "missing"}).exit_code, 66);
   std::filesystem::remove(dir / "in/tokenizer.json");
   EXPECT_EQ(calibrated({"--method", "gptq"}), 66) << "no tokenizer";
@@ -229,7 +237,10 @@ TEST(CompareCommandTest, ModelsThatCannotBeComparedAreRefused) {
   EXPECT_EQ(RunCommand({"compare", dir / "a", dir / "b", "--text", dir / "thes", "--context", "8"})
                 .exit_code,
             64);
-  EXPECT_EQ(RunCommand({"compare", dir / "a", dir / "a", "--text", dir / "text"}).exit_code, 78);
+  const CommandResult too_long =
+      RunCommand({"compare", dir / "a", dir / "a", "--text", dir / "text"});
+  EXPECT_EQ(too_long.exit_code, 78);
+  EXPECT_THAT(too_long.err, HasSubstr((dir / "a") + ": context_length"));
   EXPECT_EQ(
       RunCommand({"compare", dir / "a", dir / "a", "--text", dir / "text", "--context", "128"})
           .exit_code,
