@@ -1,8 +1,10 @@
 // flashquant bench kernel: times of the fused linear kernel on this machine's GPU, and the paper's
 // figures for this machine as tables, CSV and drawings (kernels/bench/).
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "engine/base/exit_code.h"
+#include "engine/checkpoint/file_reader.h"
 #include "engine/tools/commands.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/bench/figure.h"
@@ -116,10 +119,25 @@ absl::StatusOr<std::vector<KernelShape>> ParseShapes(const std::string& text) {
 }
 
 absl::Status WriteText(const std::string& path, std::string_view text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) return NotFoundError("{}: cannot be written", path);
+  std::FILE* const file = std::fopen(path.c_str(), "wb");
+  if (file == nullptr) return ErrnoStatus(errno, path, "create");
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const int error_number = errno;
+  const bool closed = std::fclose(file) == 0;
+  if (!written || !closed) return ErrnoStatus(written ? errno : error_number, path, "write");
+  return absl::OkStatus();
+}
+
+// So that minutes of measuring do not end with a name that cannot be written; the file stays as it
+// is, or is not there, until then.
+absl::Status CheckWritable(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  std::error_code ignored;
+  const bool existed = std::filesystem::exists(path, ignored);
+  std::FILE* const file = std::fopen(path.c_str(), "ab");
+  if (file == nullptr) return ErrnoStatus(errno, path, "create");
+  std::fclose(file);
+  if (!existed) std::filesystem::remove(path, ignored);
   return absl::OkStatus();
 }
 
@@ -209,7 +227,8 @@ absl::Status CheckFlags(const Flags& flags) {
   if (!flags.plot.empty() && flags.figure == 0) {
     return InvalidArgumentError("--plot draws a figure; it needs --figure");
   }
-  return absl::OkStatus();
+  FQ_RETURN_IF_ERROR(CheckWritable(flags.csv));
+  return CheckWritable(flags.plot);
 }
 
 absl::Status RunBenchKernel(const Flags& flags) {

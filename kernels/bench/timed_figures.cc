@@ -9,7 +9,10 @@ namespace {
 
 absl::StatusOr<std::vector<KernelTiming>> Measure(const KernelBenchOptions& options) {
   std::vector<KernelTiming> timings;
+  std::string device;
   std::string error;
+  // Without one the libraries for comparison print lines of their own.
+  if (!DescribeBenchDevice(&device, &error)) return UnavailableError("{}", error);
   if (!TimeKernels(
           options, [&](const KernelTiming& t) { timings.push_back(t); }, &error)) {
     return UnavailableError("{}", error);

@@ -67,7 +67,7 @@ TEST_F(BenchCommandTest, WithoutAGpuItSaysSoAndIsUnavailable) {
        {std::vector<std::string>{}, {"--figure", "7"}, {"--figure", "11"}}) {
     Run(flags);
     EXPECT_EQ(exit_code_, kExitUnavailable);
-    EXPECT_THAT(err_, HasSubstr("CUDA"));
+    EXPECT_EQ(err_, "flashquant: " + error + "\n") << "nothing else, of other libraries";
   }
 }
 
@@ -117,8 +117,24 @@ TEST_F(BenchCommandTest, ExitCodesTellWhatWasWrong) {
     Run(flags);
     EXPECT_EQ(exit_code_, kExitUsage) << flags[0] << " " << flags[1];
   }
-  Run({"--figure", "12", "--csv", File("no/such/folder.csv")});
-  EXPECT_EQ(exit_code_, kExitNoInput);
+}
+
+TEST_F(BenchCommandTest, FilesThatCannotBeWrittenAreRefusedBeforeTheWork) {
+  for (const std::string flag : {"--csv", "--plot"}) {
+    Run({"--figure", "12", flag, File("no/such/folder.csv")});
+    EXPECT_EQ(exit_code_, kExitNoInput);
+    EXPECT_EQ(out_, "") << "nothing is measured before";
+    Run({"--figure", "12", flag, dir_.string()});
+    EXPECT_EQ(exit_code_, kExitBadData);
+    EXPECT_THAT(err_, HasSubstr(dir_.string()));
+    Run({"--figure", "12", flag, "/dev/full"});
+    EXPECT_EQ(exit_code_, kExitSystem) << err_;
+  }
+  std::ofstream(File("kept.csv")) << "kept";
+  Run({"--figure", "12", "--shapes", "8x8,8x8", "--csv", File("kept.csv"), "--plot", File("no")});
+  EXPECT_EQ(exit_code_, kExitUsage);
+  EXPECT_EQ(Read(File("kept.csv")), "kept");
+  EXPECT_FALSE(fs::exists(File("no")));
 }
 
 }  // namespace
