@@ -360,6 +360,28 @@ void CheckRowIndependence() {
   }
 }
 
+// Features so small that their reciprocals are infinite count as zeros, also where sums of x enter.
+void CheckTinyFeatures() {
+  ProblemSpec spec;
+  spec.k = 256;
+  spec.n = 64;
+  spec.zero_points = true;
+  Case c(spec);
+  std::vector<uint16_t> x = c.x().ToHost();
+  for (int k = 0; k < 128; ++k) x[static_cast<size_t>(k)] = ToBf16(k % 2 == 0 ? 0.0f : 1e-36f);
+  FQ_CUDA_OK(cudaMemcpy(c.x().get(), x.data(), c.x().bytes(), cudaMemcpyHostToDevice));
+  for (int m : {1, 16}) {
+    Planned plan = Choose(c, m);
+    FQ_CUDA_OK(cuda::LaunchLinearW4A16(c.Params(plan, m, {}), nullptr));
+    const std::vector<uint16_t> y = c.y().ToHost();
+    bool finite = true;
+    for (int n = 0; n < spec.n; ++n) {
+      finite = finite && std::isfinite(FromBf16(y[static_cast<size_t>(n)]));
+    }
+    Check(finite, "tiny features give no number at m " + std::to_string(m));
+  }
+}
+
 void CheckRefusals() {
   ProblemSpec spec;
   spec.k = 4096;
@@ -395,6 +417,7 @@ int Main(bool quick) {
     CheckRepeats(1000, true);
     CheckRepeats(1000, false);
     CheckRowIndependence();
+    CheckTinyFeatures();
     CheckRefusals();
   }
   FQ_CUDA_OK(cudaDeviceSynchronize());

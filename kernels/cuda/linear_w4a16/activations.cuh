@@ -114,7 +114,9 @@ __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, const uint32
     return;
   }
   const float most = LowBf16(RowMagnitude(v));
-  const float inverse = most == 0.0f ? 0.0f : kDigitLimit / most;
+  // Below, the reciprocal would be infinite; such a chunk counts as zeros. A NaN stays one.
+  constexpr float kSmallest = 1e-30f;
+  const float inverse = most < kSmallest ? 0.0f : kDigitLimit / most;
   // Codes enter as 16 * (q - 8).
   if ((lane & 3) == 0) {
     reinterpret_cast<float*>(shared + args.shared.scales_offset)[slot + (lane >> 2)] =
