@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "engine/base/exit_code.h"
 #include "engine/checkpoint/file_reader.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/bench/figure.h"
 #include "kernels/bench/kernel_bench.h"
@@ -286,7 +286,8 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
       ->check(CLI::IsMember({"auto", "bulk", "sm80"}));
   command->add_option("--smem", flags->shared_kb, "shared memory a block may use, KB; 0: all")
       ->check(CLI::Range(0, 1024));
-  command->callback([flags, exit_code] { *exit_code = ReportStatus(RunBenchKernel(*flags)); });
+  command->callback(
+      [flags, exit_code] { *exit_code = RunTool([&] { return RunBenchKernel(*flags); }); });
 }
 
 }  // namespace flashquant

@@ -15,11 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/base/exit_code.h"
 #include "engine/checkpoint/file_reader.h"
 #include "engine/model/loaded_model.h"
 #include "engine/model/text_scorer.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -229,7 +229,8 @@ void AddCompareCommand(CLI::App& app, int* exit_code) {
   command->add_option("--threads", options->threads, "CPU workers, 0 = one per core")
       ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
       ->capture_default_str();
-  command->callback([options, exit_code] { *exit_code = ReportStatus(RunCompare(*options)); });
+  command->callback(
+      [options, exit_code] { *exit_code = RunTool([&] { return RunCompare(*options); }); });
 }
 
 }  // namespace flashquant

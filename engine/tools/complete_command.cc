@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "engine/base/exit_code.h"
 #include "engine/checkpoint/json.h"
 #include "engine/engine.h"
 #include "engine/model/served_model.h"
 #include "engine/tokenizer/text_stream.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -209,7 +209,8 @@ void AddCompleteCommand(CLI::App& app, int* exit_code) {
   command->add_option("--threads", options->threads, "CPU workers, 0 = one per core")
       ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
       ->capture_default_str();
-  command->callback([options, exit_code] { *exit_code = ReportStatus(RunComplete(*options)); });
+  command->callback(
+      [options, exit_code] { *exit_code = RunTool([&] { return RunComplete(*options); }); });
 }
 
 }  // namespace flashquant

@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/base/exit_code.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/file_reader.h"
 #include "engine/checkpoint/quantized_tensors.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/format/tile_coo_file.h"
 #include "kernels/format/tile_coo_statistics.h"
@@ -256,9 +256,10 @@ void AddInspectCommand(CLI::App& app, int* exit_code) {
   command->add_option("path", flags->path, "checkpoint folder or FILE.tcoo")->required();
   command->add_flag("--verify", flags->verify, "read everything; check every checksum and rule");
   command->callback([flags, exit_code] {
-    *exit_code =
-        ReportStatus(flags->path.ends_with(".tcoo") ? InspectTileCooFile(flags->path)
-                                                    : InspectFolder(flags->path, flags->verify));
+    *exit_code = RunTool([&] {
+      return flags->path.ends_with(".tcoo") ? InspectTileCooFile(flags->path)
+                                            : InspectFolder(flags->path, flags->verify);
+    });
   });
 }
 

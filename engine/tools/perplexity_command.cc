@@ -13,11 +13,11 @@
 #include <memory>
 #include <string>
 
-#include "engine/base/exit_code.h"
 #include "engine/checkpoint/file_reader.h"
 #include "engine/model/loaded_model.h"
 #include "engine/model/text_scorer.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -96,7 +96,8 @@ void AddPerplexityCommand(CLI::App& app, int* exit_code) {
   command->add_option("--threads", options->threads, "CPU workers, 0 = one per core")
       ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
       ->capture_default_str();
-  command->callback([options, exit_code] { *exit_code = ReportStatus(RunPerplexity(*options)); });
+  command->callback(
+      [options, exit_code] { *exit_code = RunTool([&] { return RunPerplexity(*options); }); });
 }
 
 }  // namespace flashquant

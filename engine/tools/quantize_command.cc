@@ -18,7 +18,6 @@
 #include <system_error>
 #include <utility>
 
-#include "engine/base/exit_code.h"
 #include "engine/checkpoint/file_reader.h"
 #include "engine/checkpoint/gguf_reader.h"
 #include "engine/checkpoint/gguf_tokenizer.h"
@@ -29,6 +28,7 @@
 #include "engine/quantize/parallel_for.h"
 #include "engine/tokenizer/tokenizer_loader.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -303,7 +303,8 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code) {
   command->add_flag("--overwrite", flags->overwrite, "replace an existing model folder");
   command->add_flag("--report", flags->report, "print the table of layers with --quiet too");
   command->add_flag("--quiet", flags->quiet, "no progress, no table");
-  command->callback([flags, exit_code] { *exit_code = ReportStatus(RunQuantize(*flags)); });
+  command->callback(
+      [flags, exit_code] { *exit_code = RunTool([&] { return RunQuantize(*flags); }); });
 }
 
 }  // namespace flashquant

@@ -10,12 +10,12 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/base/exit_code.h"
 #include "engine/checkpoint/file_reader.h"
 #include "engine/checkpoint/json.h"
 #include "engine/tokenizer/incremental_detokenizer.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -110,7 +110,8 @@ void AddTokenizeCommand(CLI::App& app, int* exit_code) {
   command->add_flag("--lines", options->lines, "one JSON array per input line");
   command->add_flag("--plain", options->plain, "do not recognise added tokens in the text");
   command->add_flag("--bos", options->bos, "put the BOS token first");
-  command->callback([options, exit_code] { *exit_code = ReportStatus(RunTokenize(*options)); });
+  command->callback(
+      [options, exit_code] { *exit_code = RunTool([&] { return RunTokenize(*options); }); });
 }
 
 }  // namespace flashquant

@@ -1,14 +1,22 @@
 // flashquant bench kernel through its command line, on a machine without a GPU: what it prints and
 // writes, and which exit code it gives.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "engine/base/exit_code.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/run_tool.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/bench/kernel_bench.h"
@@ -117,6 +125,36 @@ TEST_F(BenchCommandTest, ExitCodesTellWhatWasWrong) {
     Run(flags);
     EXPECT_EQ(exit_code_, kExitUsage) << flags[0] << " " << flags[1];
   }
+}
+
+TEST(RunToolTest, ResourcesThatRunOutAreSystemErrors) {
+  EXPECT_EQ(RunTool([] { return absl::OkStatus(); }), 0);
+  EXPECT_EQ(RunTool([] { return absl::NotFoundError("file"); }), kExitNoInput);
+  EXPECT_EQ(RunTool([]() -> absl::Status { throw std::bad_alloc(); }), kExitSystem);
+  EXPECT_EQ(RunTool([]() -> absl::Status {
+              throw std::system_error(EAGAIN, std::generic_category(), "thread");
+            }),
+            kExitSystem);
+}
+
+TEST(RunToolTest, OutputThatCannotBeWrittenIsAnError) {
+  std::fflush(stdout);
+  const int own = dup(STDOUT_FILENO);
+  const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(own, 0);
+  ASSERT_GE(full, 0);
+  dup2(full, STDOUT_FILENO);
+  std::vector<int> exit_codes;
+  for (const size_t length : {size_t{1}, size_t{1} << 20}) {  // still buffered; failed before
+    exit_codes.push_back(RunTool([&] {
+      std::fputs(std::string(length, 'x').c_str(), stdout);
+      return absl::OkStatus();
+    }));
+  }
+  dup2(own, STDOUT_FILENO);
+  close(full);
+  close(own);
+  EXPECT_EQ(exit_codes, std::vector<int>(2, kExitSystem));
 }
 
 TEST_F(BenchCommandTest, FilesThatCannotBeWrittenAreRefusedBeforeTheWork) {
