@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "engine/model/rope_table.h"
@@ -154,8 +156,14 @@ absl::StatusOr<std::unique_ptr<DecoderModel>> ModelCalibration::LoadLayer(int32_
       std::make_unique<LayerSource>(*checkpoint_.tensors, layer, config_.hidden_size, quantized_);
   absl::StatusOr<std::unique_ptr<DecoderModel>> model =
       DecoderModel::Load(one, layer_config_, rope_table_, observed_.get(), nullptr);
-  if (!model.ok()) return Annotate(model.status(), fmt::format("calibration: layer {}", layer));
-  return model;
+  if (model.ok()) return model;
+  // The model of one layer calls it layer 0.
+  std::string message(model.status().message());
+  const std::string_view own = "model.layers.0.";
+  if (const size_t at = message.find(own); at != std::string::npos) {
+    message.replace(at, own.size(), fmt::format("model.layers.{}.", layer));
+  }
+  return absl::Status(model.status().code(), "calibration: " + message);
 }
 
 absl::Status ModelCalibration::RunWindows(const DecoderModel& model, const AfterWindow& after) {

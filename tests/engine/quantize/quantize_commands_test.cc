@@ -174,6 +174,25 @@ TEST(QuantizeCommandTest, FlagsOfCalibrationThatContradictEachOtherAreUsageError
   EXPECT_FALSE(std::filesystem::exists(dir / "out"));
 }
 
+TEST(QuantizeCommandTest, MissingTensorOfALaterLayerIsNamedAsInTheFile) {
+  const WorkDir dir;
+  CopyTinyLlama(dir / "in");
+  std::ofstream(dir / "text") << TinyText(300);
+  const std::string path = dir / "in/model.safetensors";
+  std::string bytes = FileBytes(path);
+  const size_t at = bytes.find("model.layers.1.mlp.up_proj");
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at + 19, 2, "no");
+  std::filesystem::remove(path);
+  std::ofstream(path, std::ios::binary) << bytes;
+  const CommandResult result = RunCommand(
+      {"quantize", "--input", dir / "in", "--output", dir / "out", "--method", "gptq",
+       "--group-size", "32", "--calibration", dir / "text", "--calibration-context", "64"});
+  EXPECT_EQ(result.exit_code, 65);
+  EXPECT_THAT(result.err, HasSubstr("model.layers.1.mlp.up_proj.weight: missing"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "out"));
+}
+
 TEST(CompareCommandTest, DivergenceAndAgreementAreThoseOfTheLogits) {
   const WorkDir dir;
   CopyTinyLlama(dir / "a");
