@@ -9,33 +9,29 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "engine/checkpoint/file_reader.h"
 #include "engine/model/loaded_model.h"
 #include "engine/model/text_scorer.h"
+#include "engine/tools/backend_flags.h"
 #include "engine/tools/commands.h"
 #include "engine/tools/run_tool.h"
+#include "engine/tools/text_windows.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
 namespace {
 
-constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 constexpr int64_t kMaxLogitBytes = int64_t{1} << 32;  // of one window, kept for the comparison
 
 struct CompareOptions {
   std::string reference;
   std::vector<std::string> models;
-  std::string text;
-  std::string backend = "auto";
-  int32_t threads = 0;
-  int32_t context = 512;
-  int32_t max_windows = 0;
+  TextWindowFlags windows;
+  BackendFlags backend;
 };
 
 // Sums over the scored positions of a window.
@@ -145,8 +141,8 @@ void PrintModel(const ComparedModel& model, double scored) {
 
 absl::StatusOr<ComparedModel> LoadFor(const CompareOptions& options, const std::string& path) {
   ComparedModel model;
-  absl::StatusOr<LoadedModel> loaded = LoadModel(
-      path, options.context, {.kind = options.backend, .num_threads = options.threads}, nullptr);
+  absl::StatusOr<LoadedModel> loaded =
+      LoadModel(path, options.windows.context, options.backend.options(), nullptr);
   if (loaded.status().code() == absl::StatusCode::kFailedPrecondition) {
     return Annotate(loaded.status(), path);  // of two models, which one has the shorter context
   }
@@ -155,14 +151,14 @@ absl::StatusOr<ComparedModel> LoadFor(const CompareOptions& options, const std::
   if (model.loaded.tokenizer == nullptr) {
     return DataLossError("{}: compare needs a tokenizer (tokenizer.json is missing)", path);
   }
-  FQ_ASSIGN_OR_RETURN(
-      model.scorer,
-      TextScorer::Create(model.loaded.model.get(), model.loaded.backend.get(), options.context));
+  FQ_ASSIGN_OR_RETURN(model.scorer,
+                      TextScorer::Create(model.loaded.model.get(), model.loaded.backend.get(),
+                                         options.windows.context));
   return model;
 }
 
 absl::Status RunCompare(const CompareOptions& options) {
-  FQ_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.text, kMaxTextBytes));
+  FQ_ASSIGN_OR_RETURN(const std::string text, ReadWindowedText(options.windows));
   FQ_ASSIGN_OR_RETURN(ComparedModel reference, LoadFor(options, options.reference));
   const std::vector<int32_t> tokens = reference.loaded.tokenizer->Encode(text, SpecialText::kPlain);
   const int64_t vocab_size = reference.loaded.config.vocab_size;
@@ -176,13 +172,8 @@ absl::Status RunCompare(const CompareOptions& options) {
     }
     models.push_back(std::move(model));
   }
-  const int64_t context = options.context;
-  int64_t num_windows = static_cast<int64_t>(tokens.size()) / context;
-  if (num_windows == 0) {
-    return InvalidArgumentError("--text: {} has {} tokens, one window needs {}; lower --context",
-                                options.text, tokens.size(), context);
-  }
-  if (options.max_windows > 0) num_windows = std::min<int64_t>(num_windows, options.max_windows);
+  const int64_t context = options.windows.context;
+  FQ_ASSIGN_OR_RETURN(const int64_t num_windows, NumTextWindows(options.windows, tokens.size()));
   if (context * vocab_size > kMaxLogitBytes / static_cast<int64_t>(sizeof(float))) {
     return InvalidArgumentError("--context: logits of {} tokens are above {} MiB", context,
                                 kMaxLogitBytes >> 20);
@@ -217,18 +208,8 @@ void AddCompareCommand(CLI::App& app, int* exit_code) {
   command->add_option("B", options->models, "checkpoint folders to be judged")
       ->required()
       ->expected(1, 64);
-  command->add_option("--text", options->text, "text file")->required();
-  command->add_option("--context", options->context, "tokens per window")
-      ->check(CLI::Range(2, 1 << 20))
-      ->capture_default_str();
-  command
-      ->add_option("--max-windows", options->max_windows, "score only the first windows, 0 = all")
-      ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
-      ->capture_default_str();
-  command->add_option("--backend", options->backend, "auto, cpu or cuda")->capture_default_str();
-  command->add_option("--threads", options->threads, "CPU workers, 0 = one per core")
-      ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
-      ->capture_default_str();
+  AddTextWindowFlags(command, &options->windows);
+  AddBackendFlags(command, &options->backend);
   command->callback(
       [options, exit_code] { *exit_code = RunTool([&] { return RunCompare(*options); }); });
 }

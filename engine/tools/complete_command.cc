@@ -18,6 +18,7 @@
 #include "engine/engine.h"
 #include "engine/model/served_model.h"
 #include "engine/tokenizer/text_stream.h"
+#include "engine/tools/backend_flags.h"
 #include "engine/tools/commands.h"
 #include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
@@ -29,8 +30,7 @@ struct CompleteOptions {
   std::string model;
   std::string prompt;
   std::vector<int32_t> prompt_ids;
-  std::string backend = "auto";
-  int32_t threads = 0;
+  BackendFlags backend;
   int32_t max_tokens = 0;
   std::optional<float> temperature;
   std::optional<float> top_p;
@@ -150,7 +150,7 @@ void PrintSummary(const FinishedEvent& finished) {
 absl::Status RunComplete(const CompleteOptions& options) {
   ServedModelOptions model_options;
   model_options.path = options.model;
-  model_options.backend = {.kind = options.backend, .num_threads = options.threads};
+  model_options.backend = options.backend.options();
   model_options.engine.max_sequences = 1;
   FQ_ASSIGN_OR_RETURN(const ServedModel served, LoadServedModel(model_options));
   FQ_ASSIGN_OR_RETURN(GenerateRequest request, MakeRequest(options, served));
@@ -205,10 +205,7 @@ void AddCompleteCommand(CLI::App& app, int* exit_code) {
   command->add_option("--stop", options->stop, "stop string, may be given again");
   command->add_flag("--ignore-eos", options->ignore_eos, "go on after an end token");
   command->add_flag("--json", options->json, "print one JSON object instead of text");
-  command->add_option("--backend", options->backend, "auto, cpu or cuda")->capture_default_str();
-  command->add_option("--threads", options->threads, "CPU workers, 0 = one per core")
-      ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()))
-      ->capture_default_str();
+  AddBackendFlags(command, &options->backend);
   command->callback(
       [options, exit_code] { *exit_code = RunTool([&] { return RunComplete(*options); }); });
 }
