@@ -40,7 +40,6 @@ struct LinearW4A16Params {
   bool programmatic_launch = false;  // may start before the kernel before it ends (sm_90)
   int32_t rows_per_pass = 32;        // most rows of one kernel: 8, 16 or 32
   int32_t shared_bytes_limit = 0;    // 0: what the device allows a block
-  int32_t max_stages = 0;            // of a warp's ring; 0: what fits
 };
 
 // What the planner must know of the current device. Errors of the runtime as they come.

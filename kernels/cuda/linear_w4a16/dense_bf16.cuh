@@ -72,28 +72,19 @@ __device__ __forceinline__ void AddDenseBf16(const KernelArgs& args, uint32_t re
         BiasStart(block == 0 ? zero_words.x : zero_words.y, sum, part[block][nb]);
       }
     }
-    constexpr int kAhead = kBatchBlocks == 1 ? kPairs : 1;  // pairs of B fragments loaded together
 #pragma unroll
-    for (int first = 0; first < kPairs; first += kAhead) {
-      uint32_t b[kAhead][kBatchBlocks][4];
+    for (int pair = group * kPairs; pair < (group + 1) * kPairs; ++pair) {
+      uint32_t b[kBatchBlocks][4];
+      LoadXPair<kBatchBlocks>(x + pair * 512, args.shared.x_block_pitch, b);
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        LoadXPair<kBatchBlocks>(x + (group * kPairs + first + i) * 512, args.shared.x_block_pitch,
-                                b[i]);
-      }
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
+        for (int block = 0; block < kBlocksPerStrip; ++block) {
+          uint32_t a[4];
+          ExpandCodes(WordOf(codes[pair], 2 * half + block), a);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int block = 0; block < kBlocksPerStrip; ++block) {
-            uint32_t a[4];
-            ExpandCodes(WordOf(codes[group * kPairs + first + i], 2 * half + block), a);
-#pragma unroll
-            for (int nb = 0; nb < kBatchBlocks; ++nb) {
-              MmaBf16(part[block][nb], a, b[i][nb][2 * half], b[i][nb][2 * half + 1],
-                      part[block][nb]);
-            }
+          for (int nb = 0; nb < kBatchBlocks; ++nb) {
+            MmaBf16(part[block][nb], a, b[nb][2 * half], b[nb][2 * half + 1], part[block][nb]);
           }
         }
       }

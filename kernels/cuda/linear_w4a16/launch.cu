@@ -71,8 +71,7 @@ uint32_t FitShared(const LinearW4A16Params& p, const LinearPlan& plan, int batch
   const uint32_t ring_stage = static_cast<uint32_t>(plan.num_warps) * args->stage_bytes;
   const int64_t left = int64_t{limit} - args->shared.ring_offset;
   if (left < ring_stage) return 0;
-  const int most = p.max_stages > 0 ? std::min(p.max_stages, kMaxStages) : kMaxStages;
-  args->stages = static_cast<int>(std::min<int64_t>(most, left / ring_stage));
+  args->stages = static_cast<int>(std::min<int64_t>(kMaxStages, left / ring_stage));
   // A warp leaves its last sums in its own part of the ring.
   if (static_cast<uint32_t>(args->stages) * args->stage_bytes < SlotBytes(batch_blocks)) return 0;
   return args->shared.ring_offset + static_cast<uint32_t>(args->stages) * ring_stage;
