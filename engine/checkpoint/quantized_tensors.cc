@@ -192,7 +192,8 @@ class LayerReader {
       return DataLossError("tensor {}: shape (need [{}], got [{}])", tensor_name,
                            fmt::join(shape, ", "), fmt::join(info->shape, ", "));
     }
-    if (IsCheckedAtLoad(tensor_name) && !tensors_.StoredChecksum(*info).has_value()) {
+    if (IsCheckedAtLoad(tensor_name) && !tensors_.IsGenerated() &&
+        !tensors_.StoredChecksum(*info).has_value()) {
       return DataLossError("tensor {}: checksum missing in the file's metadata", tensor_name);
     }
     // The header's shapes fit the file's real size, so this allocates no more than the file holds.

@@ -33,6 +33,8 @@ class TensorSource {
   virtual const std::vector<TensorInfo>& tensors() const = 0;
   // nullptr when there is no such tensor.
   const TensorInfo* Find(std::string_view name) const;
+  // The bytes come from no file but are made when they are asked for: nothing is compared.
+  virtual bool IsGenerated() const { return false; }
   // Its CRC-32C as the file states it; nullopt when the file has none. A call for the whole of a
   // tensor that IsCheckedAtLoad names compares it.
   virtual std::optional<uint32_t> StoredChecksum(const TensorInfo& tensor) const;

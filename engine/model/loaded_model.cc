@@ -61,9 +61,15 @@ absl::Status CheckMemory(const Checkpoint& checkpoint, const LoadedModel& loaded
 absl::StatusOr<LoadedModel> LoadModel(const std::string& path, int32_t context_length,
                                       const BackendOptions& backend_options,
                                       const LoadProgress& progress) {
-  LoadedModel loaded;
-  loaded.path = path;
   FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(path));
+  return LoadModel(checkpoint, context_length, backend_options, progress);
+}
+
+absl::StatusOr<LoadedModel> LoadModel(const Checkpoint& checkpoint, int32_t context_length,
+                                      const BackendOptions& backend_options,
+                                      const LoadProgress& progress) {
+  LoadedModel loaded;
+  loaded.path = checkpoint.path;
   FQ_ASSIGN_OR_RETURN(loaded.config, ParseModelConfig(checkpoint));
   FQ_ASSIGN_OR_RETURN(loaded.defaults, ParseGenerationDefaults(checkpoint, loaded.config));
   FQ_RETURN_IF_ERROR(AttachTokenizer(&loaded));

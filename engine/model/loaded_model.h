@@ -38,5 +38,9 @@ struct LoadedModel {
 absl::StatusOr<LoadedModel> LoadModel(const std::string& path, int32_t context_length,
                                       const BackendOptions& backend_options,
                                       const LoadProgress& progress);
+// The same for an open checkpoint, whose path is where the tokenizer is looked for.
+absl::StatusOr<LoadedModel> LoadModel(const Checkpoint& checkpoint, int32_t context_length,
+                                      const BackendOptions& backend_options,
+                                      const LoadProgress& progress);
 
 }  // namespace flashquant

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "engine/model/model_layout.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -35,28 +36,22 @@ class WeightLoader {
     return buffer;
   }
 
-  struct PartName {
-    std::string name;  // without ".weight"
-    int64_t n = 0;
-    bool has_bias = false;
-  };
-
   // The parts, each [n, k], joined along N.
-  absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const std::vector<PartName>& names,
-                                                           int64_t k) const {
-    std::vector<PartStorage> storage(names.size());
+  absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const LinearShape& shape) const {
+    std::vector<PartStorage> storage(shape.parts.size());
     std::vector<LinearPart> parts;
-    for (size_t i = 0; i < names.size(); ++i) {
-      FQ_RETURN_IF_ERROR(ReadPart(names[i], k, &storage[i]));
+    for (size_t i = 0; i < shape.parts.size(); ++i) {
+      FQ_RETURN_IF_ERROR(ReadPart(shape.parts[i], shape.k, &storage[i]));
       parts.push_back(storage[i].part);
     }
     absl::StatusOr<std::unique_ptr<LinearWeight>> packed = backend_->PackLinear(parts);
-    if (!packed.ok()) return Annotate(packed.status(), names.front().name);
+    if (!packed.ok()) return Annotate(packed.status(), shape.parts.front().name);
     return packed;
   }
 
-  bool IsPresent(const std::string& name) const {
-    return tensors_.Find(name + ".weight") != nullptr || IsQuantizedLinear(tensors_, name);
+  bool IsPresent(std::string_view name) const {
+    return tensors_.Find(fmt::format("{}.weight", name)) != nullptr ||
+           IsQuantizedLinear(tensors_, name);
   }
 
  private:
@@ -71,7 +66,7 @@ class WeightLoader {
     return info;
   }
 
-  absl::Status ReadPart(const PartName& name, int64_t k, PartStorage* storage) const {
+  absl::Status ReadPart(const LinearPartShape& name, int64_t k, PartStorage* storage) const {
     if (name.has_bias) {
       const std::string bias_name = name.name + ".bias";
       FQ_ASSIGN_OR_RETURN(const TensorInfo* info, Require(bias_name, {name.n}));
@@ -86,7 +81,8 @@ class WeightLoader {
     return ReadDensePart(name, k, storage);
   }
 
-  absl::Status ReadQuantizedPart(const PartName& name, int64_t k, PartStorage* storage) const {
+  absl::Status ReadQuantizedPart(const LinearPartShape& name, int64_t k,
+                                 PartStorage* storage) const {
     if (!config_.quantization.has_value()) {
       return DataLossError("tensor {}.qweight: config.json has no quantization_config", name.name);
     }
@@ -99,7 +95,7 @@ class WeightLoader {
     return absl::OkStatus();
   }
 
-  absl::Status ReadDensePart(const PartName& name, int64_t k, PartStorage* storage) const {
+  absl::Status ReadDensePart(const LinearPartShape& name, int64_t k, PartStorage* storage) const {
     const std::string weight_name = name.name + ".weight";
     FQ_ASSIGN_OR_RETURN(const TensorInfo* info, Require(weight_name, {name.n, k}));
     switch (info->dtype) {
@@ -139,33 +135,15 @@ class WeightLoader {
 
 absl::StatusOr<LayerWeights> LoadLayer(const WeightLoader& loader, const ModelConfig& config,
                                        int32_t layer) {
-  const std::string prefix = fmt::format("model.layers.{}.", layer);
-  const int64_t hidden = config.hidden_size;
-  const int64_t q_size = static_cast<int64_t>(config.num_heads) * config.head_dim;
-  const int64_t kv_size = static_cast<int64_t>(config.num_kv_heads) * config.head_dim;
-  const bool attention_bias = config.attention_bias;
-  const bool mlp_bias = config.mlp_bias;
-
+  const auto [input_norm, post_attention_norm] = LayerNorms(layer);
+  const auto linears = LayerLinears(config, layer);
   LayerWeights weights;
-  FQ_ASSIGN_OR_RETURN(weights.input_norm, loader.LoadNorm(prefix + "input_layernorm.weight"));
-  FQ_ASSIGN_OR_RETURN(weights.post_attention_norm,
-                      loader.LoadNorm(prefix + "post_attention_layernorm.weight"));
-  FQ_ASSIGN_OR_RETURN(weights.qkv,
-                      loader.LoadLinear({{prefix + "self_attn.q_proj", q_size, attention_bias},
-                                         {prefix + "self_attn.k_proj", kv_size, attention_bias},
-                                         {prefix + "self_attn.v_proj", kv_size, attention_bias}},
-                                        hidden));
-  FQ_ASSIGN_OR_RETURN(
-      weights.output,
-      loader.LoadLinear({{prefix + "self_attn.o_proj", hidden, attention_bias}}, q_size));
-  FQ_ASSIGN_OR_RETURN(
-      weights.gate_up,
-      loader.LoadLinear({{prefix + "mlp.gate_proj", config.intermediate_size, mlp_bias},
-                         {prefix + "mlp.up_proj", config.intermediate_size, mlp_bias}},
-                        hidden));
-  FQ_ASSIGN_OR_RETURN(
-      weights.down,
-      loader.LoadLinear({{prefix + "mlp.down_proj", hidden, mlp_bias}}, config.intermediate_size));
+  FQ_ASSIGN_OR_RETURN(weights.input_norm, loader.LoadNorm(input_norm));
+  FQ_ASSIGN_OR_RETURN(weights.post_attention_norm, loader.LoadNorm(post_attention_norm));
+  FQ_ASSIGN_OR_RETURN(weights.qkv, loader.LoadLinear(linears[0]));
+  FQ_ASSIGN_OR_RETURN(weights.output, loader.LoadLinear(linears[1]));
+  FQ_ASSIGN_OR_RETURN(weights.gate_up, loader.LoadLinear(linears[2]));
+  FQ_ASSIGN_OR_RETURN(weights.down, loader.LoadLinear(linears[3]));
   return weights;
 }
 
@@ -185,20 +163,17 @@ absl::StatusOr<ModelWeights> LoadModelWeights(const Checkpoint& checkpoint,
                                               const LoadProgress& progress) {
   const WeightLoader loader(checkpoint, config, backend);
   ModelWeights weights;
-  const std::string embedding = "model.embed_tokens";
   // No backend looks rows up in INT4; found out by a request, it would end the engine.
-  if (IsQuantizedLinear(*checkpoint.tensors, embedding)) {
+  if (IsQuantizedLinear(*checkpoint.tensors, kEmbeddingName)) {
     return UnimplementedError("tensor {}.qweight: an INT4 embedding table is not supported",
-                              embedding);
+                              kEmbeddingName);
   }
-  FQ_ASSIGN_OR_RETURN(weights.embedding,
-                      loader.LoadLinear({{embedding, config.vocab_size}}, config.hidden_size));
+  FQ_ASSIGN_OR_RETURN(weights.embedding, loader.LoadLinear(EmbeddingShape(config)));
   // A tied head may still be stored on its own, as an INT4 layer beside the embedding table.
-  if (!config.tie_word_embeddings || loader.IsPresent("lm_head")) {
-    FQ_ASSIGN_OR_RETURN(weights.own_lm_head,
-                        loader.LoadLinear({{"lm_head", config.vocab_size}}, config.hidden_size));
+  if (!config.tie_word_embeddings || loader.IsPresent(kHeadName)) {
+    FQ_ASSIGN_OR_RETURN(weights.own_lm_head, loader.LoadLinear(HeadShape(config)));
   }
-  FQ_ASSIGN_OR_RETURN(weights.final_norm, loader.LoadNorm("model.norm.weight"));
+  FQ_ASSIGN_OR_RETURN(weights.final_norm, loader.LoadNorm(std::string(kFinalNormName)));
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     FQ_ASSIGN_OR_RETURN(LayerWeights layer_weights, LoadLayer(loader, config, layer));
     weights.layers.push_back(std::move(layer_weights));

@@ -26,6 +26,7 @@
 #include "engine/quantize/matrix_quantizer.h"
 #include "engine/quantize/model_calibration.h"
 #include "engine/quantize/parallel_for.h"
+#include "engine/quantize/random_checkpoint.h"
 #include "engine/tokenizer/tokenizer_loader.h"
 #include "engine/tools/commands.h"
 #include "engine/tools/run_tool.h"
@@ -43,6 +44,7 @@ struct QuantizeFlags {
   std::string group_size = "auto";
   std::optional<double> density;
   double threshold = 0;
+  std::optional<uint64_t> random_weights;
   double damping = 0.01;
   int descent = 4;
   std::string calibration;
@@ -118,6 +120,11 @@ absl::Status CheckFlags(const QuantizeFlags& flags) {
   if (flags.density.has_value() && flags.threshold > 0) {
     return InvalidArgumentError("--threshold: not together with --density");
   }
+  if (flags.random_weights.has_value() &&
+      (flags.method != "rtn" || flags.threshold > 0 || flags.overwrite || !flags.json.empty())) {
+    return InvalidArgumentError(
+        "--random-weights: not with --method, --threshold, --overwrite or --json");
+  }
   if (flags.method == "gptq" && (flags.density.value_or(0) > 0 || flags.threshold > 0)) {
     return InvalidArgumentError("--method gptq: has no outliers, --method spqr has");
   }
@@ -191,8 +198,26 @@ absl::Status WriteReport(const std::string& path, const QuantizeReport& report) 
   return absl::OkStatus();
 }
 
+// A checkpoint of the configuration's shapes, from nothing else.
+absl::Status RunRandomWeights(const QuantizeFlags& flags) {
+  const RandomWeightOptions options = {.seed = *flags.random_weights,
+                                       .quantize = OptionsFrom(flags)};
+  FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint, MakeRandomCheckpoint(flags.input, options));
+  ProgressPrinter printer(flags.quiet);
+  int64_t num_bytes = 0;
+  FQ_RETURN_IF_ERROR(WriteCheckpoint(checkpoint, flags.output,
+                                     [&](int64_t done, int64_t total, const std::string& tensor) {
+                                       num_bytes = total;
+                                       printer.Show(done, total, tensor);
+                                     }));
+  fmt::print("{}: random weights, seed {}, tensors {:.2f} MB\n", flags.output, options.seed,
+             static_cast<double>(num_bytes) / 1e6);
+  return absl::OkStatus();
+}
+
 absl::Status RunQuantize(const QuantizeFlags& flags) {
   FQ_RETURN_IF_ERROR(CheckFlags(flags));
+  if (flags.random_weights.has_value()) return RunRandomWeights(flags);
   FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointFromPath(flags.input));
   FQ_ASSIGN_OR_RETURN(const std::unique_ptr<Calibration> calibration,
                       CalibrationFrom(flags, checkpoint));
@@ -261,6 +286,9 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("quantize", "Make an INT4 + outlier checkpoint");
   command->add_option("--input", flags->input, "Hugging Face folder or GGUF file")->required();
   command->add_option("--output", flags->output, "folder to make")->required();
+  command->add_option("--random-weights", flags->random_weights,
+                      "seed: --input is a config.json (or its folder), and the folder made has "
+                      "random weights of its shapes, for trials of big models");
   command
       ->add_option("--group-size", flags->group_size,
                    "weights per scale; auto: the largest of 128, 64, 32 that divides every K; -1: "
