@@ -33,8 +33,7 @@ __device__ __forceinline__ void LoadXChunk(const KernelArgs& args, int chunk, in
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const bool inside = row < args.m && k0 + 16 * i < args.k;
-    const uint2 pair =
-        inside ? __ldg(reinterpret_cast<const uint2*>(source + 16 * i)) : uint2{0, 0};
+    const uint2 pair = inside ? LoadGlobal8(source + 16 * i) : uint2{0, 0};
     v[i / 2][i % 2 * 2] = pair.x;
     v[i / 2][i % 2 * 2 + 1] = pair.y;
   }
@@ -59,15 +58,22 @@ __device__ __forceinline__ uint32_t RowMagnitude(const uint32_t (&v)[4][4]) {
   return max(most, __shfl_xor_sync(0xffffffffu, most, 2));
 }
 
+// Adding 1.5 * 2^23 leaves the rounded integer in the low bits of a float.
+inline constexpr float kRoundingBias = 12582912.0f;
+
+// 256 * high + low of a value's digits.
+__device__ __forceinline__ float DigitsValue(float value, float inverse) {
+  return fmaf(value, inverse, kRoundingBias) - kRoundingBias;
+}
+
 // Digits of four features: bytes in the order 0, 2, 1, 3 of the codes.
 struct DigitWords {
   uint32_t high;
   uint32_t low;
 };
 __device__ __forceinline__ DigitWords ToDigits(uint32_t pair0, uint32_t pair1, float inverse) {
-  // Adding 1.5 * 2^23 leaves the rounded integer in the low bits; 128 more make the low byte low +
-  // 128 and the next one high.
-  constexpr float kMagic = 12582912.0f + 128.0f;
+  // 128 more make the low byte low + 128 and the next one high.
+  constexpr float kMagic = kRoundingBias + 128.0f;
   const uint32_t u0 = __float_as_uint(fmaf(LowBf16(pair0), inverse, kMagic));
   const uint32_t u1 = __float_as_uint(fmaf(HighBf16(pair0), inverse, kMagic));
   const uint32_t u2 = __float_as_uint(fmaf(LowBf16(pair1), inverse, kMagic));
@@ -136,7 +142,7 @@ __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, const uint32
       float sum = 0.0f;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        sum += rintf(LowBf16(v[i][j]) * inverse) + rintf(HighBf16(v[i][j]) * inverse);
+        sum += DigitsValue(LowBf16(v[i][j]), inverse) + DigitsValue(HighBf16(v[i][j]), inverse);
       }
       return sum;
     });

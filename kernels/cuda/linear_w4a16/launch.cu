@@ -12,18 +12,20 @@ namespace {
 constexpr int kMaxRowsPerPass = 32;
 
 struct DeviceLimits {
-  int major = 0;
+  bool bulk = false;  // the device runs code that has bulk copies and clusters
   int shared_bytes = 0;
 };
 
+// A newer device may run code that was compiled for one without bulk copies.
 cudaError_t GetDeviceLimits(DeviceLimits* limits) {
   int device = 0;
   if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (cudaError_t error =
-          cudaDeviceGetAttribute(&limits->major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaFuncAttributes code = {};
+  if (cudaError_t error = cudaFuncGetAttributes(&code, KernelM8Bulk(1, false));
       error != cudaSuccess) {
     return error;
   }
+  limits->bulk = code.ptxVersion >= 90;
   return cudaDeviceGetAttribute(&limits->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                 device);
 }
@@ -189,8 +191,13 @@ cudaError_t QueryDeviceShape(DeviceShape* shape) {
       error != cudaSuccess) {
     return error;
   }
+  int major = 0;
+  if (cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+      error != cudaSuccess) {
+    return error;
+  }
   // Later consumer devices launch clusters too, but have no groups of SMs to gain from.
-  return limits.major == 9 ? QueryMaxClusters(shape) : cudaSuccess;
+  return major == 9 && limits.bulk ? QueryMaxClusters(shape) : cudaSuccess;
 }
 
 int64_t LinearW4A16WorkspaceBytes(const PackedLayout& layout, const LinearPlan& plan, int32_t m) {
@@ -203,7 +210,7 @@ cudaError_t LaunchLinearW4A16(const LinearW4A16Params& p, cudaStream_t stream) {
   if (!IsValid(p)) return cudaErrorInvalidValue;
   DeviceLimits limits;
   if (cudaError_t error = GetDeviceLimits(&limits); error != cudaSuccess) return error;
-  const bool bulk = p.path != CopyPath::kCpAsync && limits.major >= 9;
+  const bool bulk = p.path != CopyPath::kCpAsync && limits.bulk;
   if (p.path == CopyPath::kBulk && !bulk) return cudaErrorInvalidValue;
   if (p.plan.cluster_join && !bulk) return cudaErrorInvalidValue;
   const int limit = p.shared_bytes_limit > 0 ? std::min(p.shared_bytes_limit, limits.shared_bytes)

@@ -18,15 +18,12 @@ __device__ __forceinline__ void BeginDependent() {
 #endif
 }
 
-// Whether the current device has dependent launches.
-inline bool HasDependentLaunch() {
-  static const bool has = [] {
-    int device = 0;
-    int major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
-               cudaSuccess &&
-           major >= 9;
+// Whether the device runs code that has the waits of BeginDependent: a newer device may run code
+// that was compiled for one without. `kernel`: any; all are compiled for the same devices.
+inline bool HasDependentLaunch(const void* kernel) {
+  static const bool has = [kernel] {
+    cudaFuncAttributes code = {};
+    return cudaFuncGetAttributes(&code, kernel) == cudaSuccess && code.ptxVersion >= 90;
   }();
   return has;
 }
@@ -43,7 +40,7 @@ cudaError_t LaunchDependent(void (*kernel)(Params...), dim3 grid, unsigned threa
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = HasDependentLaunch() ? 1 : 0;
+  config.numAttrs = HasDependentLaunch(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
 }
 

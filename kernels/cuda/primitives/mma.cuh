@@ -68,6 +68,14 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Of global memory that another kernel may have written while this one had already begun: not
+// through the read-only path.
+__device__ __forceinline__ uint2 LoadGlobal8(const void* address) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(address) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ uint4 LoadShared16(uint32_t shared_address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"

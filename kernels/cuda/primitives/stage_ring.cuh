@@ -104,6 +104,7 @@ class StageRing<true> {
 template <>
 class StageRing<false> {
  public:
+  // At most 6 stages.
   __device__ StageRing(uint32_t base, uint32_t /*barriers*/, int stages, uint32_t stage_bytes,
                        int lane)
       : base_(base), stages_(stages), stage_bytes_(stage_bytes), lane_(lane) {}
@@ -136,7 +137,6 @@ class StageRing<false> {
                    : "memory");
     }
   }
-  // With more than three, for all but three: longer than a ring of more than four stages needs.
   __device__ static void WaitForAllBut(int groups) {
     switch (groups) {
       case 0:
@@ -148,8 +148,14 @@ class StageRing<false> {
       case 2:
         asm volatile("cp.async.wait_group 2;" ::: "memory");
         break;
-      default:
+      case 3:
         asm volatile("cp.async.wait_group 3;" ::: "memory");
+        break;
+      case 4:
+        asm volatile("cp.async.wait_group 4;" ::: "memory");
+        break;
+      default:
+        asm volatile("cp.async.wait_group 5;" ::: "memory");
         break;
     }
   }
