@@ -90,6 +90,17 @@ absl::Status Backend::FinishReadBack(int32_t slot, void* host) {
   return absl::OkStatus();
 }
 
+absl::Status Backend::RopeAndAttention(const RopeAndKvWriteParams& rope,
+                                       const PagedAttentionParams& attention) {
+  FQ_RETURN_IF_ERROR(RopeAndKvWrite(rope));
+  return PagedAttention(attention);
+}
+
+absl::Status Backend::RunRecorded(const void* /*owner*/, int64_t /*key*/,
+                                  const std::function<absl::Status()>& queue) {
+  return queue();
+}
+
 absl::Status Backend::PlanAttention(const AttentionBatch& /*host_batch*/) {
   return absl::OkStatus();
 }

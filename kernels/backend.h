@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -92,10 +93,11 @@ struct BackendInfo {
   DType kv_dtype = DType::kF32;
   int32_t row_multiple = 1;       // decode batches run best padded to this many rows
   int64_t free_memory_bytes = 0;  // what a KV pool may be cut from
+  bool records_ops = false;       // whether RunRecorded makes ops cheaper to queue
 };
 
-// Read-backs that may be under way at once: two arrays of each of two steps in flight.
-inline constexpr int32_t kNumReadBackSlots = 4;
+// Read-backs that may be under way at once: one of each of two steps in flight.
+inline constexpr int32_t kNumReadBackSlots = 2;
 
 class Backend {
  public:
@@ -132,6 +134,18 @@ class Backend {
   virtual absl::Status SiluAndMul(const SiluAndMulParams& params) = 0;
   virtual absl::Status GatherRows(const GatherRowsParams& params) = 0;
   virtual absl::Status SampleTokens(const SampleTokensParams& params) = 0;
+  // RopeAndKvWrite and then PagedAttention of the same rows and layer. A backend may do both at
+  // once, and then need not leave q and k rotated in qkv.
+  virtual absl::Status RopeAndAttention(const RopeAndKvWriteParams& rope,
+                                        const PagedAttentionParams& attention);
+
+  // Runs the ops that `queue` queues. A backend may record them and, when it is called with the
+  // same owner and key again, queue what was recorded instead of calling `queue`: for the same
+  // owner and key those must be the same ops with the same sizes and pointers, and with no copies
+  // from or to the host; of PlanAttention's arrays only the number of sequences counts, of which
+  // none may have more than one row. Memory that is freed ends every recording.
+  virtual absl::Status RunRecorded(const void* owner, int64_t key,
+                                   const std::function<absl::Status()>& queue);
 
   // Host copies of a step's attention arrays, once per step before the first PagedAttention: where
   // a backend plans its work split. Nothing to do on the CPU.

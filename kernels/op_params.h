@@ -68,7 +68,7 @@ struct RopeAndKvWriteParams {
 // The sequences of a step, for attention; arrays in backend memory. Sequence s owns query rows
 // query_indptr[s] .. query_indptr[s + 1) and the blocks block_ids[block_indptr[s] ..]. Its query
 // rows are the last ones of its context: row j of q rows sits at position context_lengths[s] - q +
-// j.
+// j. A context length of 0 is padding: the sequence has nothing, and its rows are left as they are.
 struct AttentionBatch {
   int32_t num_sequences = 0;
   int32_t num_tokens = 0;                    // query rows, padding excluded

@@ -63,28 +63,28 @@ absl::Status DecoderModel::Attention(int32_t layer, const BatchInput& batch, con
   const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
   const int32_t rows = batch.num_rows();
   FQ_RETURN_IF_ERROR(Linear(rows, *weights.qkv, activations->hidden, activations->qkv));
-  FQ_RETURN_IF_ERROR(backend_->RopeAndKvWrite({.num_tokens = rows,
-                                               .num_heads = config_.num_heads,
-                                               .num_kv_heads = config_.num_kv_heads,
-                                               .head_dim = config_.head_dim,
-                                               .qkv = activations->qkv.data(),
-                                               .positions = batch.positions(),
-                                               .slots = batch.slots(),
-                                               .cos_sin = rope_table_.As<float>(),
-                                               .kv = cache.geometry(),
-                                               .k_cache = cache.k(layer),
-                                               .v_cache = cache.v(layer)}));
-  FQ_RETURN_IF_ERROR(backend_->PagedAttention(
-      {.batch = batch.attention(),
-       .num_heads = config_.num_heads,
-       .num_kv_heads = config_.num_kv_heads,
-       .head_dim = config_.head_dim,
-       .softmax_scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
-       .qkv = activations->qkv.data(),
-       .kv = cache.geometry(),
-       .k_cache = cache.k(layer),
-       .v_cache = cache.v(layer),
-       .out = activations->attention.data()}));
+  const RopeAndKvWriteParams rope = {.num_tokens = rows,
+                                     .num_heads = config_.num_heads,
+                                     .num_kv_heads = config_.num_kv_heads,
+                                     .head_dim = config_.head_dim,
+                                     .qkv = activations->qkv.data(),
+                                     .positions = batch.positions(),
+                                     .slots = batch.slots(),
+                                     .cos_sin = rope_table_.As<float>(),
+                                     .kv = cache.geometry(),
+                                     .k_cache = cache.k(layer),
+                                     .v_cache = cache.v(layer)};
+  FQ_RETURN_IF_ERROR(backend_->RopeAndAttention(
+      rope, {.batch = batch.attention(),
+             .num_heads = config_.num_heads,
+             .num_kv_heads = config_.num_kv_heads,
+             .head_dim = config_.head_dim,
+             .softmax_scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+             .qkv = activations->qkv.data(),
+             .kv = cache.geometry(),
+             .k_cache = cache.k(layer),
+             .v_cache = cache.v(layer),
+             .out = activations->attention.data()}));
   return Linear(rows, *weights.output, activations->attention, activations->hidden);
 }
 
@@ -123,14 +123,18 @@ absl::Status DecoderModel::ComputeLogits(const int32_t* row_indices, int32_t num
                                          Activations* activations) const {
   FQ_CHECK(num_rows <= activations->max_logit_rows);
   if (num_rows == 0) return absl::OkStatus();
-  FQ_RETURN_IF_ERROR(backend_->GatherRows({.num_rows = num_rows,
-                                           .hidden = config_.hidden_size,
-                                           .row_indices = row_indices,
-                                           .in = activations->hidden.data(),
-                                           .out = activations->logits_input.data()}));
+  const void* x = activations->hidden.data();
+  if (row_indices != nullptr) {
+    FQ_RETURN_IF_ERROR(backend_->GatherRows({.num_rows = num_rows,
+                                             .hidden = config_.hidden_size,
+                                             .row_indices = row_indices,
+                                             .in = activations->hidden.data(),
+                                             .out = activations->logits_input.data()}));
+    x = activations->logits_input.data();
+  }
   return backend_->Linear({.num_rows = num_rows,
                            .weight = weights_.lm_head(),
-                           .x = activations->logits_input.data(),
+                           .x = x,
                            .y = activations->logits.data(),
                            .y_dtype = DType::kF32});
 }

@@ -33,7 +33,7 @@ class DecoderModel final {
   absl::Status Forward(const BatchInput& batch, const int32_t* previous_tokens,
                        const KvCache& cache, Activations* activations) const;
 
-  // activations->logits[i, :] = head applied to row row_indices[i] (backend memory) of
+  // activations->logits[i, :] = head applied to row row_indices[i] (backend memory; null: row i) of
   // activations->hidden.
   absl::Status ComputeLogits(const int32_t* row_indices, int32_t num_rows,
                              Activations* activations) const;

@@ -1,11 +1,11 @@
 // ModelStepRunner: runs a scheduler's step on a DecoderModel: plan to arrays, forward, head,
 // sampling.
 //
-// Sampled ids stay in backend memory, two steps of them, so that the next step can read a token
-// that the host has not seen. Holds no request state besides that.
+// Sampled ids stay in backend memory, so that the next step can read a token that the host has not
+// seen. Holds no request state besides that. Decode steps, which are the same ops again and again,
+// are recorded where the backend can do that, one recording per number of rows.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -26,6 +26,7 @@ struct StepRunnerOptions {
   int32_t block_tokens = 16;
   int32_t num_blocks = 0;  // null block included
   std::vector<int32_t> eos_token_ids = {};
+  bool record_decode = false;  // BackendInfo::records_ops
 };
 
 class ModelStepRunner final : public StepRunner {
@@ -39,22 +40,23 @@ class ModelStepRunner final : public StepRunner {
   absl::StatusOr<StepResult> Collect() override;
 
  private:
-  // The sampled ids of one launched step.
-  struct Samples {
-    DeviceBuffer token_ids;   // [max_sequences] i32
-    DeviceBuffer non_finite;  // [max_sequences] u8
-  };
-
-  ModelStepRunner(const DecoderModel* model, Backend* backend) : model_(model), backend_(backend) {}
-  absl::Status Sample(int32_t num_rows, const Samples& samples);
+  ModelStepRunner(const DecoderModel* model, Backend* backend, const StepRunnerOptions& options);
+  // Whether the step's ops depend on nothing but its number of rows.
+  bool IsRecordable(const StepPlan& plan) const;
+  // Everything from the embedding to the sampled ids; `logit_rows` null: all rows in order.
+  absl::Status QueueOps(const int32_t* logit_rows, int32_t num_samples);
 
   const DecoderModel* const model_;
   Backend* const backend_;
+  const StepRunnerOptions options_;
+  const int32_t max_samples_;  // sequences of a step, padding included
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<Activations> activations_;
   std::unique_ptr<BatchInput> batch_;
   std::unique_ptr<SamplingInput> sampling_;
-  std::array<Samples, 2> samples_;
+  // [max_samples_] i32 token ids, then u8 marks of non-finite rows, of the step queued last. The
+  // next step reads the ids before it writes its own.
+  DeviceBuffer samples_;
   int64_t num_launched_ = 0;
   int64_t num_collected_ = 0;
   std::deque<std::vector<SequenceId>> launched_ids_;  // who sampled, per uncollected step

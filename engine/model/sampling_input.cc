@@ -18,7 +18,7 @@ absl::StatusOr<std::unique_ptr<SamplingInput>> SamplingInput::Create(
   return input;
 }
 
-absl::Status SamplingInput::Load(const StepPlan& plan) {
+absl::Status SamplingInput::Load(const StepPlan& plan, int32_t least_rows) {
   rows_.Clear();
   banned_ids_.Clear();
   for (const SequenceStep& step : plan.sequences) {
@@ -38,6 +38,7 @@ absl::Status SamplingInput::Load(const StepPlan& plan) {
                 .banned_begin = banned_begin,
                 .banned_end = banned_ids_.size()});
   }
+  while (rows_.size() < least_rows) rows_.Push({.temperature = 0.0f});
   FQ_RETURN_IF_ERROR(rows_.Upload(backend_));
   return banned_ids_.Upload(backend_);
 }

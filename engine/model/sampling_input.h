@@ -21,8 +21,9 @@ class SamplingInput final {
                                                                int32_t max_sequences,
                                                                std::vector<int32_t> eos_token_ids);
 
-  // One row per sequence of the plan that samples, in its order.
-  absl::Status Load(const StepPlan& plan);
+  // One row per sequence of the plan that samples, in its order, then greedy ones up to
+  // `least_rows`, at most max_sequences.
+  absl::Status Load(const StepPlan& plan, int32_t least_rows);
 
   const SampleRow* rows() const { return rows_.device(); }
   const int32_t* banned_ids() const { return banned_ids_.device(); }

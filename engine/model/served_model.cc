@@ -40,25 +40,30 @@ absl::Status ResolveKvPool(const ServedModelOptions& options, ServedModel* serve
   return absl::OkStatus();
 }
 
-// One step of one token: weights that make no finite numbers are found out before the first request
-// is, and that request finds warm memory. What it writes to block 1 is never read.
-absl::Status WarmUp(const EngineConfig& engine, StepRunner* runner) {
+// One decode step of each number of rows, most rows first: weights that make no finite numbers are
+// found out before the first request is, that request finds warm memory, and a backend that records
+// steps does so now. Each sequence has one token; they all write block 1, which is never read.
+absl::Status WarmUp(const EngineConfig& engine, bool all_sizes, StepRunner* runner) {
   const int32_t token_id = 0;
   const int32_t block_id = kNullBlock + 1;
   const SamplingParams sampling = {.temperature = 0.0f};
   const StopConditions stop;
-  StepPlan plan;
-  plan.num_tokens = 1;
-  plan.num_rows = RoundUp(1, engine.row_multiple);
-  plan.sequences.push_back({.token_ids = std::span(&token_id, 1),
-                            .block_ids = std::span(&block_id, 1),
-                            .samples = true,
-                            .sampling = &sampling,
-                            .stop = &stop});
-  FQ_RETURN_IF_ERROR(Annotate(runner->Launch(plan), "warm-up"));
-  FQ_ASSIGN_OR_RETURN(const StepResult result, runner->Collect());
-  if (result.tokens.size() != 1 || result.tokens.front().non_finite) {
-    return DataLossError("warm-up: non-finite output");
+  const SequenceStep sequence = {.token_ids = std::span(&token_id, 1),
+                                 .block_ids = std::span(&block_id, 1),
+                                 .samples = true,
+                                 .sampling = &sampling,
+                                 .stop = &stop};
+  const int32_t most = all_sizes ? RoundUp(engine.max_sequences, engine.row_multiple) : 1;
+  for (int32_t rows = most; rows > 0; rows -= engine.row_multiple) {
+    StepPlan plan;
+    plan.num_tokens = std::min(rows, engine.max_sequences);
+    plan.num_rows = RoundUp(plan.num_tokens, engine.row_multiple);
+    plan.sequences.assign(static_cast<size_t>(plan.num_tokens), sequence);
+    FQ_RETURN_IF_ERROR(Annotate(runner->Launch(plan), "warm-up"));
+    FQ_ASSIGN_OR_RETURN(const StepResult result, runner->Collect());
+    if (result.tokens.empty() || result.tokens.front().non_finite) {
+      return DataLossError("warm-up: non-finite output");
+    }
   }
   return absl::OkStatus();
 }
@@ -71,6 +76,7 @@ absl::StatusOr<ServedModel> LoadServedModel(const ServedModelOptions& options) {
   ServedModel served{std::move(loaded), nullptr, options.engine, 0};
   served.engine.context_length = served.context_length;
   served.engine.row_multiple = served.backend->info().row_multiple;
+  const bool records = served.backend->info().records_ops;
   FQ_RETURN_IF_ERROR(ResolveKvPool(options, &served));
   FQ_RETURN_IF_ERROR(served.engine.Validate());
   FQ_ASSIGN_OR_RETURN(served.runner,
@@ -81,8 +87,9 @@ absl::StatusOr<ServedModel> LoadServedModel(const ServedModelOptions& options) {
                                                .context_length = served.engine.context_length,
                                                .block_tokens = served.engine.block_tokens,
                                                .num_blocks = served.engine.num_blocks,
-                                               .eos_token_ids = served.defaults.eos_token_ids}));
-  FQ_RETURN_IF_ERROR(Annotate(WarmUp(served.engine, served.runner.get()), options.path));
+                                               .eos_token_ids = served.defaults.eos_token_ids,
+                                               .record_decode = records}));
+  FQ_RETURN_IF_ERROR(Annotate(WarmUp(served.engine, records, served.runner.get()), options.path));
   return served;
 }
 

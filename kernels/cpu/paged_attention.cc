@@ -254,6 +254,7 @@ void PagedAttentionCpu(const PagedAttentionParams& params, ThreadPool& pool, flo
     const int32_t* indptr_end = batch.query_indptr + batch.num_sequences + 1;
     const int64_t sequence =
         std::upper_bound(batch.query_indptr, indptr_end, row) - batch.query_indptr - 1;
+    if (batch.context_lengths[sequence] == 0) return;
     const int64_t position =
         batch.context_lengths[sequence] - (batch.query_indptr[sequence + 1] - row);
     AttentionTask task;

@@ -70,6 +70,15 @@ class AttentionParityTest : public ParityTest {
     std::vector<int32_t> block_ids;
     for (int32_t s = 0; s < static_cast<int32_t>(sequences.size()); ++s) {
       const Sequence& sequence = sequences[static_cast<size_t>(s)];
+      if (sequence.context == 0) {  // padding
+        qkv.resize(qkv.size() + static_cast<size_t>(shape_.width()));
+        positions.push_back(0);
+        slots.push_back(-1);
+        query_indptr.push_back(query_indptr.back() + 1);
+        contexts.push_back(0);
+        block_indptr.push_back(block_indptr.back());
+        continue;
+      }
       const std::vector<float> all = SequenceQkv(s, sequence.context);
       const int32_t first = sequence.context - sequence.rows;
       qkv.insert(qkv.end(), all.begin() + first * shape_.width(), all.end());
@@ -99,8 +108,6 @@ class AttentionParityTest : public ParityTest {
     rope.kv = kv_;
     rope.k_cache = k_cache_.data();
     rope.v_cache = v_cache_.data();
-    FQ_EXPECT_OK(backend().RopeAndKvWrite(rope));
-
     const DeviceBuffer query_indptr_device = Upload(query_indptr);
     const DeviceBuffer contexts_device = Upload(contexts);
     const DeviceBuffer block_indptr_device = Upload(block_indptr);
@@ -130,7 +137,12 @@ class AttentionParityTest : public ParityTest {
     host.block_indptr = block_indptr.data();
     host.block_ids = block_ids.data();
     FQ_EXPECT_OK(backend().PlanAttention(host));
-    FQ_EXPECT_OK(backend().PagedAttention(attention));
+    if (at_once_) {
+      FQ_EXPECT_OK(backend().RopeAndAttention(rope, attention));
+    } else {
+      FQ_EXPECT_OK(backend().RopeAndKvWrite(rope));
+      FQ_EXPECT_OK(backend().PagedAttention(attention));
+    }
     return DownloadActs(out);
   }
 
@@ -196,6 +208,7 @@ class AttentionParityTest : public ParityTest {
   }
 
   Shape shape_;
+  bool at_once_ = true;  // RopeAndAttention, or the two ops one after the other
   PagedKvGeometry kv_;
   DeviceBuffer k_cache_;
   DeviceBuffer v_cache_;
@@ -229,39 +242,75 @@ TEST_P(AttentionParityTest, SlidingWindowSeesTheLastKeysOnly) {
   }
 }
 
-TEST_P(AttentionParityTest, DecodeAfterPrefillSeesTheCache) {
-  MakeCache({});
-  RunStep({{64, 64}, {31, 31}});
-  const std::vector<float> rows = RunStep({{65, 1}, {32, 1}});
-  std::vector<double> expected;
-  for (int32_t s = 0; s < 2; ++s) {
-    const std::vector<double> all = Expected(s, s == 0 ? 65 : 32);
-    expected.insert(expected.end(), all.end() - shape_.num_heads * shape_.head_dim, all.end());
+TEST_P(AttentionParityTest, DecodeAfterPrefillSeesTheCacheAndAddsToIt) {
+  for (const bool at_once : {false, true}) {
+    for (const int32_t head_dim : {2, 48, 64, 80, 128, 256}) {
+      at_once_ = at_once;
+      MakeCache({.head_dim = head_dim});
+      RunStep({{64, 64}, {31, 31}});
+      for (int32_t step = 1; step <= 3; ++step) {
+        const std::vector<float> rows = RunStep({{64 + step, 1}, {31 + step, 1}});
+        std::vector<double> expected;
+        for (int32_t s = 0; s < 2; ++s) {
+          const std::vector<double> all = Expected(s, (s == 0 ? 64 : 31) + step);
+          expected.insert(expected.end(), all.end() - shape_.num_heads * head_dim, all.end());
+        }
+        EXPECT_TRUE(AllWithin(rows, expected, Tolerance()))
+            << "head dimension " << head_dim << ", step " << step << ", at once " << at_once;
+      }
+    }
   }
-  EXPECT_TRUE(AllWithin(rows, expected, Tolerance()));
+}
+
+TEST_P(AttentionParityTest, ADecodeRowHasTheSameBitsInEveryKindOfStep) {
+  MakeCache({.num_heads = 8, .num_kv_heads = 2});
+  RunStep({{300, 300}, {20, 20}, {40, 40}});
+  const std::vector<float> together = RunStep({{301, 1}, {21, 1}, {41, 1}});
+  const std::vector<float> alone = RunStep({{301, 1}});
+  const std::vector<float> mixed = RunStep({{301, 1}, {30, 9}});
+  at_once_ = false;
+  const std::vector<float> apart = RunStep({{301, 1}});
+  EXPECT_TRUE(BitEqual({together.data(), alone.size()}, alone));
+  EXPECT_TRUE(BitEqual({mixed.data(), alone.size()}, alone));
+  EXPECT_TRUE(BitEqual(apart, alone));
+}
+
+TEST_P(AttentionParityTest, APaddingSequenceIsLeftAlone) {
+  MakeCache({});
+  RunStep({{20, 20}});
+  const std::vector<float> alone = RunStep({{21, 1}});
+  const std::vector<float> padded = RunStep({{21, 1}, {0, 1}});
+  EXPECT_EQ(padded.size(), 2 * alone.size());
+  EXPECT_TRUE(BitEqual({padded.data(), alone.size()}, alone));
 }
 
 TEST_P(AttentionParityTest, DecodeOverLongContextsSeesEveryKey) {
-  for (const int32_t window : {0, 200, 300}) {
-    MakeCache({.num_heads = 8, .num_kv_heads = 2, .head_dim = 48, .sliding_window = window});
-    RunStep({{511, 511}, {255, 255}, {299, 299}});
-    const std::vector<float> rows = RunStep({{512, 1}, {256, 1}, {300, 1}});
-    std::vector<double> expected;
-    const int32_t lengths[] = {512, 256, 300};
-    for (int32_t s = 0; s < 3; ++s) {
-      const std::vector<double> all = Expected(s, lengths[s]);
-      expected.insert(expected.end(), all.end() - shape_.num_heads * shape_.head_dim, all.end());
+  for (const bool at_once : {false, true}) {
+    for (const int32_t window : {0, 100, 200, 300}) {
+      at_once_ = at_once;
+      MakeCache({.num_heads = 8, .num_kv_heads = 2, .head_dim = 48, .sliding_window = window});
+      RunStep({{511, 511}, {255, 255}, {299, 299}, {128, 128}});
+      const std::vector<float> rows = RunStep({{512, 1}, {256, 1}, {300, 1}, {129, 1}});
+      std::vector<double> expected;
+      const int32_t lengths[] = {512, 256, 300, 129};
+      for (int32_t s = 0; s < 4; ++s) {
+        const std::vector<double> all = Expected(s, lengths[s]);
+        expected.insert(expected.end(), all.end() - shape_.num_heads * shape_.head_dim, all.end());
+      }
+      EXPECT_TRUE(AllWithin(rows, expected, Tolerance())) << "window " << window;
     }
-    EXPECT_TRUE(AllWithin(rows, expected, Tolerance())) << "window " << window;
   }
 }
 
 TEST_P(AttentionParityTest, ManyHeadsOnOneKvHead) {
-  MakeCache({.num_heads = 40, .num_kv_heads = 1, .head_dim = 32});
-  RunStep({{33, 33}});
-  const std::vector<float> rows = RunStep({{34, 1}});
-  const std::vector<double> all = Expected(0, 34);
-  EXPECT_TRUE(AllWithin(rows, {all.data() + 33 * 40 * 32, size_t{40 * 32}}, Tolerance()));
+  for (const bool at_once : {false, true}) {
+    at_once_ = at_once;
+    MakeCache({.num_heads = 40, .num_kv_heads = 1, .head_dim = 32});
+    RunStep({{33, 33}});
+    const std::vector<float> rows = RunStep({{34, 1}});
+    const std::vector<double> all = Expected(0, 34);
+    EXPECT_TRUE(AllWithin(rows, {all.data() + 33 * 40 * 32, size_t{40 * 32}}, Tolerance()));
+  }
 }
 
 TEST_P(AttentionParityTest, ToleranceRefusesAMissingKey) {

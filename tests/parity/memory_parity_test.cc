@@ -64,10 +64,10 @@ TEST_P(MemoryParityTest, AReadBackHasWhatWasThereWhenItWasQueued) {
   const DeviceBuffer first = Upload(Numbers(5000, 10));
   const DeviceBuffer second = Upload(Numbers(3, 7));
   FQ_ASSERT_OK(backend().QueueReadBack(0, first.data(), first.num_bytes()));
-  FQ_ASSERT_OK(backend().QueueReadBack(3, second.data(), second.num_bytes()));
+  FQ_ASSERT_OK(backend().QueueReadBack(1, second.data(), second.num_bytes()));
   Overwrite(first, Numbers(5000, -90000));
   std::vector<int32_t> small(3);
-  FQ_ASSERT_OK(backend().FinishReadBack(3, small.data()));
+  FQ_ASSERT_OK(backend().FinishReadBack(1, small.data()));
   EXPECT_EQ(small, Numbers(3, 7));
   std::vector<int32_t> large(5000);
   FQ_ASSERT_OK(backend().FinishReadBack(0, large.data()));
@@ -86,6 +86,53 @@ TEST_P(MemoryParityTest, AReadBackSlotIsFreeAgainAndMayBeEmpty) {
   FQ_ASSERT_OK(backend().QueueReadBack(1, buffer.data(), 0));
   FQ_ASSERT_OK(backend().FinishReadBack(1, host.data()));
   EXPECT_EQ(host, Numbers(100, 2));
+}
+
+TEST_P(MemoryParityTest, RecordedOpsRunAgainOnWhatMemoryHoldsThen) {
+  constexpr int32_t kHidden = 16;
+  const DeviceBuffer weight = Upload(std::vector<float>(kHidden, 1.0f));
+  const DeviceBuffer residual = UploadActZeros(kHidden);
+  const DeviceBuffer out = UploadActZeros(kHidden);
+  auto x = std::make_unique<DeviceBuffer>(UploadActs(std::vector<float>(kHidden, 1.0f)));
+  const auto add = [&](int64_t key) {  // residual += x
+    return backend().RunRecorded(this, key, [&] {
+      return backend().RmsNorm({.num_rows = 1,
+                                .hidden = kHidden,
+                                .x = x->data(),
+                                .residual = residual.data(),
+                                .weight = weight.data(),
+                                .out = out.data()});
+    });
+  };
+  for (int i = 0; i < 3; ++i) FQ_ASSERT_OK(add(1));
+  EXPECT_EQ(DownloadActs(residual), std::vector<float>(kHidden, 3.0f));
+  const DeviceBuffer twos = UploadActs(std::vector<float>(kHidden, 2.0f));
+  FQ_ASSERT_OK(backend().GatherRows({.num_rows = 1,
+                                     .hidden = kHidden,
+                                     .row_indices = Upload(std::vector<int32_t>{0}).As<int32_t>(),
+                                     .in = twos.data(),
+                                     .out = x->data()}));
+  for (int i = 0; i < 2; ++i) FQ_ASSERT_OK(add(1));
+  FQ_ASSERT_OK(add(2));
+  EXPECT_EQ(DownloadActs(residual), std::vector<float>(kHidden, 9.0f));
+  // Other memory, the same key: what was recorded ended with the memory that it used.
+  x = std::make_unique<DeviceBuffer>(UploadActs(std::vector<float>(kHidden, 5.0f)));
+  FQ_ASSERT_OK(add(1));
+  EXPECT_EQ(DownloadActs(residual), std::vector<float>(kHidden, 14.0f));
+}
+
+TEST_P(MemoryParityTest, AnErrorOfARecordedOpIsReportedAndNothingIsKept) {
+  int calls = 0;
+  const auto fail = [&] {
+    ++calls;
+    return absl::InvalidArgumentError("no");
+  };
+  EXPECT_THAT(backend().RunRecorded(this, 7, fail),
+              StatusIs(absl::StatusCode::kInvalidArgument, "no"));
+  EXPECT_THAT(backend().RunRecorded(this, 7, fail),
+              StatusIs(absl::StatusCode::kInvalidArgument, "no"));
+  EXPECT_EQ(calls, 2);
+  FQ_EXPECT_OK(backend().Synchronize());
 }
 
 FQ_INSTANTIATE_PARITY(MemoryParityTest);

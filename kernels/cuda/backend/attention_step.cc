@@ -23,9 +23,13 @@ void AttentionStep::Begin(const AttentionBatch& host_batch) {
   block_indptr_.assign(host_batch.block_indptr, host_batch.block_indptr + num_sequences + 1);
   context_lengths_.assign(host_batch.context_lengths, host_batch.context_lengths + num_sequences);
   planned_kv_heads_ = 0;
+  is_decode_ = true;
+  for (size_t i = 0; i < num_sequences; ++i) {
+    is_decode_ = is_decode_ && query_indptr_[i + 1] - query_indptr_[i] <= 1;
+  }
 }
 
-absl::Status AttentionStep::Run(const PagedAttentionParams& params) {
+absl::Status AttentionStep::Check(const PagedAttentionParams& params) const {
   if (params.num_kv_heads < 1 || params.num_heads % params.num_kv_heads != 0) {
     return InvalidArgumentError("attention: {} query heads do not share {} KV heads evenly",
                                 params.num_heads, params.num_kv_heads);
@@ -38,12 +42,35 @@ absl::Status AttentionStep::Run(const PagedAttentionParams& params) {
     return InvalidArgumentError("attention: {} sequences, planned for {}",
                                 params.batch.num_sequences, context_lengths_.size());
   }
+  return absl::OkStatus();
+}
+
+absl::Status AttentionStep::Run(const PagedAttentionParams& params, const float* cos_sin) {
+  FQ_RETURN_IF_ERROR(Check(params));
+  if (params.batch.num_sequences == 0) return absl::OkStatus();
+  if (is_decode_) return RunSingleRows(params, cos_sin);
   const int32_t group = params.num_heads / params.num_kv_heads;
   if (planned_kv_heads_ != params.num_kv_heads || planned_group_ != group ||
       planned_head_dim_ != params.head_dim || planned_window_ != params.sliding_window) {
     FQ_RETURN_IF_ERROR(Plan(params, group));
   }
-  return ToStatus(LaunchPagedAttention(params, work_, stream_), "paged attention");
+  if (num_single_rows_ > 0) FQ_RETURN_IF_ERROR(RunSingleRows(params, nullptr));
+  return ToStatus(LaunchAttentionTiles(params, work_, stream_), "paged attention");
+}
+
+absl::Status AttentionStep::RunSingleRows(const PagedAttentionParams& params,
+                                          const float* cos_sin) {
+  DecodeAttentionParams decode;
+  decode.attention = params;
+  decode.cos_sin = cos_sin;
+  if (!cluster_) {
+    const int64_t num_floats = DecodePartialFloats(params);
+    FQ_RETURN_IF_ERROR(Grow(num_floats * int64_t{sizeof(float)}, &partials_));
+    decode.partial_sums = partials_.As<float>();
+    decode.partial_weights =
+        decode.partial_sums + num_floats / (params.head_dim + 2) * params.head_dim;
+  }
+  return ToStatus(LaunchDecodeAttention(decode, stream_), "decode attention");
 }
 
 absl::Status AttentionStep::Plan(const PagedAttentionParams& params, int32_t group) {
@@ -54,27 +81,11 @@ absl::Status AttentionStep::Plan(const PagedAttentionParams& params, int32_t gro
   host_batch.block_indptr = block_indptr_.data();
   const AttentionPlan plan = MakeAttentionPlan(host_batch, group, params.sliding_window,
                                                WideTileRows(PaddedHeadDim(params.head_dim)));
-  const int64_t wide_offset = Bytes(plan.narrow);
-  const int64_t join_offset = wide_offset + Bytes(plan.wide);
-  const int64_t partial_rows = int64_t{plan.num_partials} * params.num_kv_heads * kNarrowRows;
-  FQ_RETURN_IF_ERROR(Grow(join_offset + Bytes(plan.joins), &items_));
-  FQ_RETURN_IF_ERROR(
-      Grow(partial_rows * (params.head_dim + 2) * int64_t{sizeof(float)}, &partials_));
-
-  uint8_t* items = items_.As<uint8_t>();
-  FQ_RETURN_IF_ERROR(backend_->CopyToDevice(items, plan.narrow.data(), Bytes(plan.narrow)));
-  FQ_RETURN_IF_ERROR(
-      backend_->CopyToDevice(items + wide_offset, plan.wide.data(), Bytes(plan.wide)));
-  FQ_RETURN_IF_ERROR(
-      backend_->CopyToDevice(items + join_offset, plan.joins.data(), Bytes(plan.joins)));
-  work_.narrow = reinterpret_cast<const AttentionItem*>(items);
-  work_.wide = reinterpret_cast<const AttentionItem*>(items + wide_offset);
-  work_.joins = reinterpret_cast<const AttentionJoin*>(items + join_offset);
-  work_.num_narrow = static_cast<int32_t>(plan.narrow.size());
+  FQ_RETURN_IF_ERROR(Grow(Bytes(plan.wide), &items_));
+  FQ_RETURN_IF_ERROR(backend_->CopyToDevice(items_.data(), plan.wide.data(), Bytes(plan.wide)));
+  work_.wide = items_.As<AttentionItem>();
   work_.num_wide = static_cast<int32_t>(plan.wide.size());
-  work_.num_joins = static_cast<int32_t>(plan.joins.size());
-  work_.partial_sums = partials_.As<float>();
-  work_.partial_weights = work_.partial_sums + partial_rows * params.head_dim;
+  num_single_rows_ = plan.num_single_rows;
   planned_group_ = group;
   planned_window_ = params.sliding_window;
   planned_kv_heads_ = params.num_kv_heads;

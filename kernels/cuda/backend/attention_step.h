@@ -1,5 +1,7 @@
-// AttentionStep: the attention work of the running step. The plan is made from the step's host
-// arrays at the first layer, uploaded once and used by all layers of equal head shape.
+// AttentionStep: the attention work of the running step. The tiles of sequences with several query
+// rows are planned from the step's host arrays at the first layer, uploaded once and used by all
+// layers of equal head shape. A decode step has none: its launches depend on nothing but the number
+// of sequences, so that they can be recorded.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,30 +18,41 @@ namespace flashquant::cuda {
 
 class AttentionStep final {
  public:
-  AttentionStep(Backend* backend, cudaStream_t stream) : backend_(backend), stream_(stream) {}
+  // `cluster`: the device has thread block clusters.
+  AttentionStep(Backend* backend, cudaStream_t stream, bool cluster)
+      : backend_(backend), stream_(stream), cluster_(cluster) {}
 
   // Copies the arrays that plans are made from.
   void Begin(const AttentionBatch& host_batch);
+  // Whether no sequence has more than one query row.
+  bool IsDecode() const { return is_decode_; }
 
-  // INVALID_ARGUMENT for heads that the kernels do not take or a batch other than Begin's.
-  absl::Status Run(const PagedAttentionParams& params);
+  // `cos_sin`: null, or in a decode step what rotates q and the new keys and writes the cache, as
+  // in DecodeAttentionParams. INVALID_ARGUMENT for heads that the kernels do not take or a batch
+  // other than Begin's.
+  absl::Status Run(const PagedAttentionParams& params, const float* cos_sin);
 
  private:
+  absl::Status Check(const PagedAttentionParams& params) const;
+  absl::Status RunSingleRows(const PagedAttentionParams& params, const float* cos_sin);
   absl::Status Plan(const PagedAttentionParams& params, int32_t group);
   // Makes room for num_bytes; what the buffer held is lost.
   absl::Status Grow(int64_t num_bytes, DeviceBuffer* buffer);
 
   Backend* const backend_;
   const cudaStream_t stream_;
+  const bool cluster_;
   std::vector<int32_t> query_indptr_;
   std::vector<int32_t> context_lengths_;
   std::vector<int32_t> block_indptr_;
+  bool is_decode_ = false;
   // What work_ was made for; num_kv_heads 0: nothing yet in this step.
   int32_t planned_group_ = 0;
   int32_t planned_window_ = 0;
   int32_t planned_kv_heads_ = 0;
   int32_t planned_head_dim_ = 0;
   AttentionWork work_;
+  int32_t num_single_rows_ = 0;
   DeviceBuffer items_;
   DeviceBuffer partials_;
 };

@@ -26,12 +26,16 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_mul
   backend->uploads_ = std::make_unique<UploadRing>(std::move(uploads));
   FQ_ASSIGN_OR_RETURN(backend->dense_linear_, DenseLinear::Create(backend.get(), backend->stream_));
   FQ_ASSIGN_OR_RETURN(backend->fused_linear_, FusedLinear::Create(backend.get(), backend->stream_));
-  backend->attention_ = std::make_unique<AttentionStep>(backend.get(), backend->stream_);
+  const bool has_clusters = backend->device_.compute_major >= 9;
+  backend->attention_ =
+      std::make_unique<AttentionStep>(backend.get(), backend->stream_, has_clusters);
+  backend->recorded_ = std::make_unique<RecordedOps>(backend->stream_);
   return backend;
 }
 
 CudaBackend::~CudaBackend() {
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  recorded_.reset();
   // They hold buffers of this backend.
   attention_.reset();
   fused_linear_.reset();
@@ -48,6 +52,7 @@ BackendInfo CudaBackend::info() const {
   info.activation_dtype = DType::kBF16;
   info.kv_dtype = DType::kBF16;
   info.row_multiple = row_multiple_;
+  info.records_ops = true;
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
@@ -73,8 +78,9 @@ absl::StatusOr<DeviceBuffer> CudaBackend::Allocate(int64_t num_bytes) {
   return buffer;
 }
 
-// Nothing in flight may read freed memory.
+// Nothing in flight may read freed memory, nor what is replayed later.
 void CudaBackend::Free(void* data, int64_t /*num_bytes*/) {
+  if (recorded_ != nullptr) recorded_->Clear();
   cudaStreamSynchronize(stream_);
   cudaFree(data);
 }
@@ -161,7 +167,19 @@ absl::Status CudaBackend::PlanAttention(const AttentionBatch& host_batch) {
 }
 
 absl::Status CudaBackend::PagedAttention(const PagedAttentionParams& params) {
-  return attention_->Run(params);
+  return attention_->Run(params, nullptr);
+}
+
+absl::Status CudaBackend::RopeAndAttention(const RopeAndKvWriteParams& rope,
+                                           const PagedAttentionParams& attention) {
+  if (attention_->IsDecode()) return attention_->Run(attention, rope.cos_sin);
+  FQ_RETURN_IF_ERROR(RopeAndKvWrite(rope));
+  return attention_->Run(attention, nullptr);
+}
+
+absl::Status CudaBackend::RunRecorded(const void* owner, int64_t key,
+                                      const std::function<absl::Status()>& queue) {
+  return recorded_->Run(owner, key, queue);
 }
 
 absl::Status CudaBackend::SiluAndMul(const SiluAndMulParams& params) {

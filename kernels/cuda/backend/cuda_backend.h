@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -15,6 +16,7 @@
 #include "kernels/cuda/backend/cuda_memory.h"
 #include "kernels/cuda/backend/dense_linear.h"
 #include "kernels/cuda/backend/fused_linear.h"
+#include "kernels/cuda/backend/recorded_ops.h"
 
 namespace flashquant::cuda {
 
@@ -43,6 +45,10 @@ class CudaBackend final : public Backend {
   absl::Status GatherRows(const GatherRowsParams& params) override;
   absl::Status SampleTokens(const SampleTokensParams& params) override;
   absl::Status PlanAttention(const AttentionBatch& host_batch) override;
+  absl::Status RopeAndAttention(const RopeAndKvWriteParams& rope,
+                                const PagedAttentionParams& attention) override;
+  absl::Status RunRecorded(const void* owner, int64_t key,
+                           const std::function<absl::Status()>& queue) override;
 
  protected:
   void Free(void* data, int64_t num_bytes) override;
@@ -59,6 +65,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DenseLinear> dense_linear_;
   std::unique_ptr<FusedLinear> fused_linear_;
   std::unique_ptr<AttentionStep> attention_;
+  std::unique_ptr<RecordedOps> recorded_;
 };
 
 }  // namespace flashquant::cuda

@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/backend/op_launchers.h"
+#include "kernels/cuda/backend/rotary.cuh"
 #include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/kv_row.cuh"
 
@@ -35,10 +36,7 @@ __global__ void RopeAndKvWriteKernel(RopeAndKvWriteParams params) {
     __nv_bfloat16* x = row + head * d + pair;
     const float cosine = cos_sin[pair];
     const float sine = cos_sin[half + pair];
-    const float a = __bfloat162float(x[0]);
-    const float b = __bfloat162float(x[half]);
-    const __nv_bfloat16 low = __float2bfloat16_rn(a * cosine - b * sine);
-    const __nv_bfloat16 high = __float2bfloat16_rn(b * cosine + a * sine);
+    const auto [low, high] = Rotate(x[0], x[half], cosine, sine);
     x[0] = low;
     x[half] = high;
     if (head < heads) continue;

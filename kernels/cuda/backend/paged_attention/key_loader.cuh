@@ -23,11 +23,12 @@ __device__ __forceinline__ void CopyAsync16(uint32_t shared_address, const void*
 template <typename Tile, int kPaddedDim>
 class KeyLoader {
  public:
-  __device__ KeyLoader(const PagedAttentionParams& params, const AttentionItem& item, int kv_head,
+  // `first_block`: of the sequence, in AttentionBatch::block_ids.
+  __device__ KeyLoader(const PagedAttentionParams& params, int first_block, int end, int kv_head,
                        __nv_bfloat16* stages)
       : params_(params),
-        block_ids_(params.batch.block_ids + item.first_block),
-        end_(item.end_key),
+        block_ids_(params.batch.block_ids + first_block),
+        end_(end),
         kv_head_(kv_head),
         stages_(stages) {}
 

@@ -10,32 +10,42 @@
 
 namespace flashquant::cuda {
 
-// All in device memory.
+// Wide tiles, in device memory.
 struct AttentionWork {
-  const AttentionItem* narrow = nullptr;
   const AttentionItem* wide = nullptr;
-  const AttentionJoin* joins = nullptr;
-  int32_t num_narrow = 0;
   int32_t num_wide = 0;
-  int32_t num_joins = 0;
-  // [num_partials][num_kv_heads][kNarrowRows][head_dim]: sums of weight * value.
+};
+
+// Queues the tiles. head_dim even, 2 to kMaxHeadDim. A row's bits depend on its own keys, not on
+// other rows.
+cudaError_t LaunchAttentionTiles(const PagedAttentionParams& params, const AttentionWork& work,
+                                 cudaStream_t stream);
+
+// Attention of the sequences that have one query row in the step; the others' rows are left as they
+// are.
+struct DecodeAttentionParams {
+  PagedAttentionParams attention;
+  // Set: q and the row's own key are not rotated yet, and key and value not written to the cache;
+  // this does both, and leaves qkv as it is. [max positions, D] as in RopeAndKvWriteParams.
+  const float* cos_sin = nullptr;
+  // Null: the ranks are a cluster (sm_90 and later). Else [num_sequences][kDecodeRanks][tiles of
+  // all KV heads][kNarrowRows][head_dim] sums of weight * value and [..][kNarrowRows][2]: the
+  // greatest score (in powers of two) and the sum of weights relative to it.
   float* partial_sums = nullptr;
-  // [num_partials][num_kv_heads][kNarrowRows][2]: the greatest score (in powers of two) and the
-  // sum of weights relative to it.
   float* partial_weights = nullptr;
 };
 
-// Queues the tiles, then the joins. head_dim even, 2 to kMaxHeadDim. A row's bits depend on its own
-// keys and on whether it is the only row of its sequence in the step, not on other rows.
-cudaError_t LaunchPagedAttention(const PagedAttentionParams& params, const AttentionWork& work,
-                                 cudaStream_t stream);
+// FP32 elements of partial_sums and partial_weights together.
+int64_t DecodePartialFloats(const PagedAttentionParams& params);
 
-// Parts of LaunchPagedAttention, one source file each. kPaddedDim: 32, 64, 96, 128 or 256, at least
+cudaError_t LaunchDecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream);
+
+// Parts of the launchers, one source file each. kPaddedDim: 32, 64, 96, 128 or 256, at least
 // head_dim.
 template <int kPaddedDim>
-cudaError_t LaunchAttentionTiles(const PagedAttentionParams& params, const AttentionWork& work,
-                                 cudaStream_t stream);
-cudaError_t LaunchAttentionJoins(const PagedAttentionParams& params, const AttentionWork& work,
-                                 cudaStream_t stream);
+cudaError_t LaunchTilesOfDim(const PagedAttentionParams& params, const AttentionWork& work,
+                             cudaStream_t stream);
+template <int kPaddedDim>
+cudaError_t LaunchDecodeOfDim(const DecodeAttentionParams& params, cudaStream_t stream);
 
 }  // namespace flashquant::cuda

@@ -23,34 +23,6 @@ struct Rows {
   int32_t first_position() const { return context - num_rows; }
 };
 
-// A single row's tiles: usually one, more when many heads share a KV head.
-void AddDecodeRow(const Rows& rows, int32_t group, int32_t sliding_window, AttentionPlan* plan) {
-  const int32_t first_part = FirstKey(rows.context - 1, sliding_window) / kSplitKeys;
-  const int32_t num_parts = CeilDiv(rows.context, kSplitKeys) - first_part;
-  for (int32_t first_row = 0; first_row < group; first_row += kNarrowRows) {
-    const int32_t num_rows = std::min(kNarrowRows, group - first_row);
-    const int32_t first_partial = plan->num_partials;
-    for (int32_t part = 0; part < num_parts; ++part) {
-      const int32_t first_key = (first_part + part) * kSplitKeys;
-      plan->narrow.push_back({.first_token = rows.first_token,
-                              .first_position = rows.first_position(),
-                              .first_block = rows.first_block,
-                              .first_row = first_row,
-                              .num_rows = num_rows,
-                              .first_key = first_key,
-                              .end_key = std::min(rows.context, first_key + kSplitKeys),
-                              .partial = num_parts == 1 ? kWholeRow : first_partial + part});
-    }
-    if (num_parts == 1) continue;
-    plan->num_partials += num_parts;
-    plan->joins.push_back({.token = rows.first_token,
-                           .first_row = first_row,
-                           .num_rows = num_rows,
-                           .first_partial = first_partial,
-                           .num_partials = num_parts});
-  }
-}
-
 void AddPrefillRows(const Rows& rows, int32_t group, int32_t sliding_window, int32_t wide_rows,
                     AttentionPlan* plan) {
   const int32_t num_virtual = rows.num_rows * group;
@@ -79,8 +51,9 @@ AttentionPlan MakeAttentionPlan(const AttentionBatch& host_batch, int32_t group,
         .num_rows = host_batch.query_indptr[sequence + 1] - host_batch.query_indptr[sequence],
         .context = host_batch.context_lengths[sequence],
         .first_block = host_batch.block_indptr[sequence]};
+    if (rows.context == 0) continue;  // padding
     if (rows.num_rows == 1) {
-      AddDecodeRow(rows, group, sliding_window, &plan);
+      ++plan.num_single_rows;
     } else {
       AddPrefillRows(rows, group, sliding_window, wide_rows, &plan);
     }

@@ -1,9 +1,5 @@
-// AttentionPlan: cuts a step's sequences into tiles and, for single query rows (decode), into parts
-// of their keys, so that few sequences with long contexts still fill the device. Host arithmetic
-// only.
-//
-// Parts begin at fixed positions, multiples of kSplitKeys: what a row computes does not depend on
-// the batch. Source: the split along keys of Flash-Decoding.
+// AttentionPlan: cuts the sequences of a step that have more than one query row (prefill) into
+// tiles. Those with one need no plan (decode.cuh). Host arithmetic only.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +11,8 @@
 namespace flashquant::cuda {
 
 struct AttentionPlan {
-  std::vector<AttentionItem> narrow;
   std::vector<AttentionItem> wide;
-  std::vector<AttentionJoin> joins;
-  int32_t num_partials = 0;
+  int32_t num_single_rows = 0;  // sequences of one query row
 };
 
 // `host_batch`: arrays in host memory. `group`: query heads of a KV head. sliding_window 0 = none.

@@ -1,9 +1,11 @@
-// Attention tiles for heads of up to 96 dimensions.
-#include "kernels/cuda/backend/paged_attention/kernel.cuh"
+// Attention for heads of up to 96 dimensions.
+#include "kernels/cuda/backend/paged_attention/decode.cuh"
+#include "kernels/cuda/backend/paged_attention/wide.cuh"
 
 namespace flashquant::cuda {
 
-template cudaError_t LaunchAttentionTiles<96>(const PagedAttentionParams&, const AttentionWork&,
-                                              cudaStream_t);
+template cudaError_t LaunchTilesOfDim<96>(const PagedAttentionParams&, const AttentionWork&,
+                                          cudaStream_t);
+template cudaError_t LaunchDecodeOfDim<96>(const DecodeAttentionParams&, cudaStream_t);
 
 }  // namespace flashquant::cuda

@@ -1,5 +1,5 @@
-// The attention plan: every row sees every one of its keys once, and is cut the same way in any
-// batch.
+// The attention plan of prefill rows and the rule for decode rows: every row sees every one of its
+// keys once, and is cut the same way in any batch.
 #include "kernels/cuda/backend/paged_attention/plan.h"
 
 #include <cstdint>
@@ -63,11 +63,42 @@ void AddItem(const AttentionItem& item, int32_t group, int32_t window, Seen* see
   }
 }
 
+// What the ranks of the decode kernel see, in steps of kKeys.
+template <int kKeys>
+void AddSingleRow(const Sequence& sequence, int32_t token, int32_t group, int32_t window,
+                  Seen* seen) {
+  const int32_t first_seen = window > 0 ? std::max(0, sequence.context - window) : 0;
+  for (int rank = 0; rank < kDecodeRanks; ++rank) {
+    for (int step = DecodeSteps<kKeys>::First(rank, first_seen); step < sequence.context;
+         step = DecodeSteps<kKeys>::Next(step)) {
+      EXPECT_EQ(step % kKeys, 0);
+      EXPECT_EQ(step / kDecodePartKeys % kDecodeRanks, rank);
+      for (int key = std::max(step, first_seen); key < std::min(step + kKeys, sequence.context);
+           ++key) {
+        for (int32_t head = 0; head < group; ++head) ++(*seen)[{token, head, key}];
+      }
+    }
+  }
+}
+
+void AddSingleRows(const std::vector<Sequence>& sequences, const Batch& batch, int32_t group,
+                   int32_t window, Seen* seen) {
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    if (sequences[s].rows != 1) continue;
+    const int32_t token = batch.query_indptr()[s];
+    if (s % 2 == 0) {
+      AddSingleRow<64>(sequences[s], token, group, window, seen);
+    } else {
+      AddSingleRow<32>(sequences[s], token, group, window, seen);
+    }
+  }
+}
+
 void ExpectEveryKeyOnce(const std::vector<Sequence>& sequences, int32_t group, int32_t window) {
   const Batch batch(sequences);
   const AttentionPlan plan = batch.Plan(group, window);
   Seen seen;
-  for (const AttentionItem& item : plan.narrow) AddItem(item, group, window, &seen);
+  AddSingleRows(sequences, batch, group, window, &seen);
   for (const AttentionItem& item : plan.wide) AddItem(item, group, window, &seen);
   size_t expected = 0;
   for (size_t s = 0; s < sequences.size(); ++s) {
@@ -87,10 +118,10 @@ void ExpectEveryKeyOnce(const std::vector<Sequence>& sequences, int32_t group, i
 
 TEST(AttentionPlanTest, EveryRowSeesEveryKeyOnce) {
   std::mt19937 random(3);
-  for (const int32_t group : {1, 3, 4, 16, 20}) {
-    for (const int32_t window : {0, 1, 100, 256, 300}) {
+  for (const int32_t group : {1, 4, 20}) {
+    for (const int32_t window : {0, 1, 100, 300, 900}) {
       std::vector<Sequence> sequences;
-      for (const int32_t context : {1, 64, 65, 256, 257, 700}) {
+      for (const int32_t context : {1, 64, 65, 256, 257, 700, 1025}) {
         sequences.push_back({context, 1});
         sequences.push_back(
             {context,
@@ -101,63 +132,23 @@ TEST(AttentionPlanTest, EveryRowSeesEveryKeyOnce) {
   }
 }
 
-TEST(AttentionPlanTest, TilesAndPartsKeepTheirLimits) {
+TEST(AttentionPlanTest, TilesKeepTheirLimitsAndSingleRowsAreCounted) {
   const Batch batch({{1000, 1}, {1000, 130}, {200, 1}, {513, 1}});
   const AttentionPlan plan = batch.Plan(/*group=*/20, /*window=*/0);
-  for (const AttentionItem& item : plan.narrow) {
-    EXPECT_GE(item.num_rows, 1);
-    EXPECT_LE(item.num_rows, kNarrowRows);
-    EXPECT_EQ(item.first_key % kSplitKeys, 0);
-    EXPECT_LE(item.end_key - item.first_key, kSplitKeys);
-  }
+  EXPECT_EQ(plan.num_single_rows, 3);
+  ASSERT_FALSE(plan.wide.empty());
   for (const AttentionItem& item : plan.wide) {
     EXPECT_GE(item.num_rows, 1);
     EXPECT_LE(item.num_rows, kWideRows);
     EXPECT_EQ(item.first_key % 64, 0);
     EXPECT_EQ(item.first_block, batch.block_indptr()[1]);
-    EXPECT_EQ(item.partial, kWholeRow);
   }
 }
 
-TEST(AttentionPlanTest, JoinsNameEachPartialOnceInKeyOrder) {
-  const Batch batch({{1000, 1}, {200, 1}, {513, 1}, {90, 40}});
-  const AttentionPlan plan = batch.Plan(/*group=*/20, /*window=*/600);
-  std::vector<const AttentionItem*> of_partial(static_cast<size_t>(plan.num_partials));
-  for (const AttentionItem& item : plan.narrow) {
-    if (item.partial == kWholeRow) continue;
-    const AttentionItem*& place = of_partial.at(static_cast<size_t>(item.partial));
-    EXPECT_EQ(place, nullptr);
-    place = &item;
-  }
-  int32_t joined = 0;
-  for (const AttentionJoin& join : plan.joins) {
-    EXPECT_GE(join.num_partials, 2);
-    for (int32_t i = 0; i < join.num_partials; ++i) {
-      const AttentionItem* item = of_partial.at(static_cast<size_t>(join.first_partial + i));
-      ASSERT_NE(item, nullptr);
-      EXPECT_EQ(item->first_token, join.token);
-      EXPECT_EQ(item->first_row, join.first_row);
-      EXPECT_EQ(item->num_rows, join.num_rows);
-      if (i > 0) {
-        EXPECT_EQ(item[0].first_key,
-                  of_partial[static_cast<size_t>(join.first_partial + i - 1)]->end_key);
-      }
-      ++joined;
-    }
-  }
-  EXPECT_EQ(joined, plan.num_partials);
-  EXPECT_GT(joined, 0);
-}
-
-TEST(AttentionPlanTest, ASequenceIsCutTheSameWayInAnyBatch) {
-  const AttentionPlan alone = Batch({{900, 1}}).Plan(4, 0);
-  const AttentionPlan together = Batch({{64, 64}, {900, 1}, {300, 1}}).Plan(4, 0);
-  ASSERT_GE(together.narrow.size(), alone.narrow.size());
-  for (size_t i = 0; i < alone.narrow.size(); ++i) {
-    EXPECT_EQ(together.narrow[i].first_key, alone.narrow[i].first_key);
-    EXPECT_EQ(together.narrow[i].end_key, alone.narrow[i].end_key);
-    EXPECT_EQ(together.narrow[i].first_token, 64);
-  }
+TEST(AttentionPlanTest, PaddingSequencesHaveNoWork) {
+  const AttentionPlan plan = Batch({{0, 1}, {40, 1}, {0, 3}}).Plan(4, 0);
+  EXPECT_EQ(plan.num_single_rows, 1);
+  EXPECT_TRUE(plan.wide.empty());
 }
 
 }  // namespace

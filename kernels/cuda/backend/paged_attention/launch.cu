@@ -1,0 +1,91 @@
+// Chooses the instance for a head dimension, and joins the ranks of a decode row where there are no
+// clusters.
+#include <cuda_bf16.h>
+
+#include "kernels/cuda/backend/paged_attention/decode.cuh"
+#include "kernels/cuda/backend/paged_attention/params.h"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
+
+namespace flashquant::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+int NumTiles(const PagedAttentionParams& params) {
+  const int group = params.num_heads / params.num_kv_heads;
+  return (group + kNarrowRows - 1) / kNarrowRows * params.num_kv_heads;
+}
+
+// Grid: (1, tiles of all KV heads, sequences), so that a block's place is that of the parts.
+__global__ void DecodeJoinKernel(DecodeAttentionParams decode) {
+  const PagedAttentionParams& params = decode.attention;
+  BeginDependent();
+  const DecodeBlock block(params);
+  if (block.context == 0) return;
+  const int d = params.head_dim;
+  for (int i = threadIdx.x; i < block.num_heads * d; i += kThreads) {
+    const int row = i / d;
+    const float average = JoinRanks([&](int rank) {
+      const int64_t place =
+          (static_cast<int64_t>(block.sequence) * kDecodeRanks + rank) * gridDim.y + blockIdx.y;
+      const float* ends = decode.partial_weights + (place * kNarrowRows + row) * 2;
+      return RankPart{decode.partial_sums[place * kNarrowRows * d + i], ends[0], ends[1]};
+    });
+    const int64_t head = static_cast<int64_t>(block.token) * params.num_heads + block.first_head;
+    static_cast<__nv_bfloat16*>(params.out)[head * d + i] = __float2bfloat16_rn(average);
+  }
+}
+
+bool IsHeadDim(int head_dim) {
+  return head_dim >= 2 && head_dim <= kMaxHeadDim && head_dim % 2 == 0;
+}
+
+}  // namespace
+
+int64_t DecodePartialFloats(const PagedAttentionParams& params) {
+  return int64_t{params.batch.num_sequences} * kDecodeRanks * NumTiles(params) * kNarrowRows *
+         (params.head_dim + 2);
+}
+
+cudaError_t LaunchDecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream) {
+  if (!IsHeadDim(params.attention.head_dim)) return cudaErrorInvalidValue;
+  const auto launch = [&] {
+    switch (PaddedHeadDim(params.attention.head_dim)) {
+      case 32:
+        return LaunchDecodeOfDim<32>(params, stream);
+      case 64:
+        return LaunchDecodeOfDim<64>(params, stream);
+      case 96:
+        return LaunchDecodeOfDim<96>(params, stream);
+      case 128:
+        return LaunchDecodeOfDim<128>(params, stream);
+      default:
+        return LaunchDecodeOfDim<256>(params, stream);
+    }
+  };
+  const cudaError_t error = launch();
+  if (error != cudaSuccess || params.partial_sums == nullptr) return error;
+  const dim3 grid(1, static_cast<unsigned>(NumTiles(params.attention)),
+                  static_cast<unsigned>(params.attention.batch.num_sequences));
+  return LaunchDependent(DecodeJoinKernel, grid, kThreads, 0, stream, params);
+}
+
+cudaError_t LaunchAttentionTiles(const PagedAttentionParams& params, const AttentionWork& work,
+                                 cudaStream_t stream) {
+  if (!IsHeadDim(params.head_dim)) return cudaErrorInvalidValue;
+  if (work.num_wide == 0) return cudaSuccess;
+  switch (PaddedHeadDim(params.head_dim)) {
+    case 32:
+      return LaunchTilesOfDim<32>(params, work, stream);
+    case 64:
+      return LaunchTilesOfDim<64>(params, work, stream);
+    case 96:
+      return LaunchTilesOfDim<96>(params, work, stream);
+    case 128:
+      return LaunchTilesOfDim<128>(params, work, stream);
+    default:
+      return LaunchTilesOfDim<256>(params, work, stream);
+  }
+}
+
+}  // namespace flashquant::cuda

@@ -1,0 +1,162 @@
+// The attention tile: online softmax over steps of 64 keys (32 for D above 128) with tensor cores,
+// in the manner of FlashAttention-2. Keys and values of a step arrive in two shared-memory stages
+// by cp.async. In a wide tile each warp owns 16 virtual rows and sees all keys of a step; in a
+// narrow one all warps have the same 16 rows and 16 keys of each step, with sums of their own that
+// are joined at the end, so that a decode row is not left to one warp.
+//
+// Steps begin at multiples of their length from position 0 and masked keys add exact zeros, so a
+// row's bits do not depend on the other rows of its tile nor on how its prompt was chunked.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/backend/paged_attention/params.h"
+#include "kernels/cuda/primitives/mma.cuh"
+
+namespace flashquant::cuda {
+
+// Shapes of the instance for heads of up to kPaddedDim.
+template <int kPaddedDim, bool kWide>
+struct AttentionTile {
+  static constexpr int kKeys = kPaddedDim > 128 ? 32 : 64;  // of a step
+  static constexpr int kWarps = kWide ? WideTileRows(kPaddedDim) / 16 : kKeys / 16;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRows = kWide ? 16 * kWarps : kNarrowRows;
+  static constexpr int kWarpKeys = kWide ? kKeys : 16;  // of a step, one warp's
+  // Eight elements more than a power of two: rows start in different banks.
+  static constexpr int kStride = kPaddedDim + 8;
+  static constexpr int kQueryElements = kRows * kStride;
+  static constexpr int kStageElements = kKeys * kStride;  // keys or values of one stage
+  static constexpr int kSharedBytes = 2 * (kQueryElements + 4 * kStageElements);
+  // A narrow tile's warps leave their sums, maxima and weights where the stages were.
+  static constexpr int kWarpSumFloats = kNarrowRows * (kPaddedDim + 2);
+  static_assert(kWide || 4 * kWarps * kWarpSumFloats <= 2 * 4 * kStageElements);
+};
+
+__device__ __forceinline__ void LdMatrixX4(uint32_t (&r)[4], uint32_t shared_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address)
+               : "memory");
+}
+
+__device__ __forceinline__ uint32_t PackPair(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// One warp's 16 virtual rows: lane holds rows lane / 4 and lane / 4 + 8 (index 0 and 1).
+template <typename Tile, int kPaddedDim>
+struct WarpRows {
+  float sums[kPaddedDim / 8][4] = {};
+  float max[2] = {-INFINITY, -INFINITY};
+  float weight[2] = {0.0f, 0.0f};  // this lane's share
+  int begin[2] = {0, 0};           // keys that the row sees: [begin, end)
+  int end[2] = {0, 0};
+
+  // Scores of the warp's keys of a step, scaled to powers of two.
+  __device__ void Score(uint32_t query, uint32_t keys, int first_key, float scale_log2,
+                        float (&scores)[Tile::kWarpKeys / 8][4]) const {
+    const int lane = threadIdx.x % 32;
+    const uint32_t query_lane = query + 2 * ((lane % 16) * Tile::kStride + lane / 16 * 8);
+    const uint32_t key_lane =
+        keys + 2 * ((lane / 16 * 8 + lane % 8) * Tile::kStride + lane / 8 % 2 * 8);
+#pragma unroll
+    for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
+    }
+#pragma unroll
+    for (int d = 0; d < kPaddedDim; d += 16) {
+      uint32_t a[4];
+      LdMatrixX4(a, query_lane + 2 * d);
+#pragma unroll
+      for (int n = 0; n < Tile::kWarpKeys / 16; ++n) {
+        uint32_t b[4];
+        LdMatrixX4(b, key_lane + 2 * (n * 16 * Tile::kStride + d));
+        MmaBf16(scores[2 * n], a, b[0], b[1], scores[2 * n]);
+        MmaBf16(scores[2 * n + 1], a, b[2], b[3], scores[2 * n + 1]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = first_key + n * 8 + lane % 4 * 2 + i % 2;
+        const bool seen = key >= begin[i / 2] && key < end[i / 2];
+        scores[n][i] = seen ? scores[n][i] * scale_log2 : -INFINITY;
+      }
+    }
+  }
+
+  // Turns scores into weights relative to the new maximum and scales what was summed to it.
+  // `has_upper`: any of the rows 8 to 15 is one of the tile's.
+  __device__ void Rescale(bool has_upper, float (&scores)[Tile::kWarpKeys / 8][4]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (r == 1 && !has_upper) {
+#pragma unroll
+        for (int n = 0; n < Tile::kWarpKeys / 8; ++n) scores[n][2] = scores[n][3] = 0.0f;
+        break;
+      }
+      float greatest = max[r];
+#pragma unroll
+      for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
+        greatest = fmaxf(greatest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+      }
+      greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffffu, greatest, 1));
+      greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffffu, greatest, 2));
+      // Nothing seen yet: any base will do, all weights are zero.
+      const float base = greatest == -INFINITY ? 0.0f : greatest;
+      const float factor = exp2f(max[r] - base);
+      max[r] = greatest;
+      weight[r] *= factor;
+#pragma unroll
+      for (int n = 0; n < kPaddedDim / 8; ++n) {
+        sums[n][2 * r] *= factor;
+        sums[n][2 * r + 1] *= factor;
+      }
+#pragma unroll
+      for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 2 * r; i < 2 * r + 2; ++i) {
+          // As the tensor core will see it, so that the weights of the average add up to 1.
+          scores[n][i] = __bfloat162float(__float2bfloat16_rn(exp2f(scores[n][i] - base)));
+          weight[r] += scores[n][i];
+        }
+      }
+    }
+  }
+
+  __device__ void AddValues(uint32_t values, const float (&weights)[Tile::kWarpKeys / 8][4]) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t value_lane = values + 2 * ((lane % 16) * Tile::kStride + lane / 16 * 8);
+#pragma unroll
+    for (int k = 0; k < Tile::kWarpKeys / 16; ++k) {
+      const uint32_t a[4] = {PackPair(weights[2 * k][0], weights[2 * k][1]),
+                             PackPair(weights[2 * k][2], weights[2 * k][3]),
+                             PackPair(weights[2 * k + 1][0], weights[2 * k + 1][1]),
+                             PackPair(weights[2 * k + 1][2], weights[2 * k + 1][3])};
+#pragma unroll
+      for (int n = 0; n < kPaddedDim / 16; ++n) {
+        uint32_t b[4];
+        LdMatrixX4Trans(b, value_lane + 2 * (k * 16 * Tile::kStride + n * 16));
+        MmaBf16(sums[2 * n], a, b[0], b[1], sums[2 * n]);
+        MmaBf16(sums[2 * n + 1], a, b[2], b[3], sums[2 * n + 1]);
+      }
+    }
+  }
+
+  // The sum of weights of both rows, from the four lanes that share them.
+  __device__ void ReduceWeight() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      weight[r] += __shfl_xor_sync(0xffffffffu, weight[r], 1);
+      weight[r] += __shfl_xor_sync(0xffffffffu, weight[r], 2);
+    }
+  }
+};
+
+}  // namespace flashquant::cuda

@@ -1,0 +1,143 @@
+// Attention of sequences with several query rows in the step: wide tiles (tile.cuh), one a block.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/backend/paged_attention/key_loader.cuh"
+#include "kernels/cuda/backend/paged_attention/params.h"
+#include "kernels/cuda/backend/paged_attention/tile.cuh"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
+#include "kernels/cuda/primitives/mma.cuh"
+
+namespace flashquant::cuda {
+
+// Where a virtual row of a tile is: its query row in the step and its head.
+struct RowPlace {
+  int64_t token = 0;
+  int head = 0;
+  __device__ RowPlace(const PagedAttentionParams& params, const AttentionItem& item, int row,
+                      int kv_head) {
+    const int group = params.num_heads / params.num_kv_heads;
+    token = item.first_token + (item.first_row + row) / group;
+    head = kv_head * group + (item.first_row + row) % group;
+  }
+  __device__ __nv_bfloat16* Output(const PagedAttentionParams& params) const {
+    return static_cast<__nv_bfloat16*>(params.out) +
+           (token * params.num_heads + head) * params.head_dim;
+  }
+};
+
+template <typename Tile>
+__device__ void LoadQueries(const PagedAttentionParams& params, const AttentionItem& item,
+                            int kv_head, __nv_bfloat16* query) {
+  const int d = params.head_dim;
+  const int64_t width = static_cast<int64_t>(params.num_heads + 2 * params.num_kv_heads) * d;
+  for (int row = threadIdx.x / 32; row < item.num_rows; row += Tile::kWarps) {
+    const RowPlace place(params, item, row, kv_head);
+    const __nv_bfloat16* from =
+        static_cast<const __nv_bfloat16*>(params.qkv) + place.token * width + place.head * d;
+    for (int i = threadIdx.x % 32; i < d; i += 32) query[row * Tile::kStride + i] = from[i];
+  }
+}
+
+// Writes a wide tile's rows, two a lane.
+template <typename Tile, int kPaddedDim>
+__device__ void StoreWide(const PagedAttentionParams& params, const AttentionItem& item,
+                          int kv_head, const WarpRows<Tile, kPaddedDim>& rows) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = threadIdx.x / 32 * 16 + r * 8 + lane / 4;
+    if (row >= item.num_rows) continue;
+    __nv_bfloat16* out = RowPlace(params, item, row, kv_head).Output(params);
+#pragma unroll
+    for (int n = 0; n < kPaddedDim / 8; ++n) {
+      const int i = n * 8 + lane % 4 * 2;
+      if (i >= params.head_dim) continue;
+      *reinterpret_cast<uint32_t*>(out + i) =
+          PackPair(rows.sums[n][2 * r] / rows.weight[r], rows.sums[n][2 * r + 1] / rows.weight[r]);
+    }
+  }
+}
+
+// Grid: (items, KV heads).
+template <int kPaddedDim, bool kVector>
+__global__ void __launch_bounds__(AttentionTile<kPaddedDim, true>::kThreads)
+    AttentionTileKernel(PagedAttentionParams params, const AttentionItem* items) {
+  using Tile = AttentionTile<kPaddedDim, true>;
+  extern __shared__ uint4 shared[];
+  const AttentionItem item = items[blockIdx.x];  // uploaded before the step
+  const int kv_head = blockIdx.y;
+  auto* query = reinterpret_cast<__nv_bfloat16*>(shared);
+  __nv_bfloat16* stages = query + Tile::kQueryElements;
+
+  // Dimensions beyond D and rows beyond the tile's stay zero.
+  const int zero_bytes =
+      params.head_dim == kPaddedDim ? 2 * Tile::kQueryElements : Tile::kSharedBytes;
+  for (int i = threadIdx.x; i < zero_bytes / 16; i += Tile::kThreads) {
+    shared[i] = make_uint4(0, 0, 0, 0);
+  }
+  __syncthreads();
+  BeginDependent();
+  const KeyLoader<Tile, kPaddedDim> loader(params, item.first_block, item.end_key, kv_head, stages);
+  loader.template Load<kVector>(item.first_key, 0);
+  LoadQueries<Tile>(params, item, kv_head, query);
+
+  WarpRows<Tile, kPaddedDim> rows;
+  const int group = params.num_heads / params.num_kv_heads;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = warp_row + r * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
+    if (row >= item.num_rows) continue;
+    rows.end[r] = item.first_position + (item.first_row + row) / group + 1;
+    rows.begin[r] = params.sliding_window > 0 ? max(0, rows.end[r] - params.sliding_window) : 0;
+  }
+  const bool has_upper = item.num_rows > warp_row + 8;
+  const float scale_log2 = params.softmax_scale * 1.44269504088896341f;
+
+  int stage = 0;
+  for (int key = item.first_key; key < item.end_key; key += Tile::kKeys) {
+    if (key + Tile::kKeys < item.end_key) {
+      loader.template Load<kVector>(key + Tile::kKeys, 1 - stage);
+      asm volatile("cp.async.wait_group 1;" ::: "memory");
+    } else {
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
+    }
+    __syncthreads();
+    const __nv_bfloat16* keys = stages + stage * 2 * Tile::kStageElements;
+    float scores[Tile::kWarpKeys / 8][4];
+    rows.Score(SharedAddress(query + warp_row * Tile::kStride), SharedAddress(keys), key,
+               scale_log2, scores);
+    rows.Rescale(has_upper, scores);
+    rows.AddValues(SharedAddress(keys + Tile::kStageElements), scores);
+    __syncthreads();
+    stage = 1 - stage;
+  }
+  rows.ReduceWeight();
+  StoreWide(params, item, kv_head, rows);
+}
+
+template <int kPaddedDim, bool kVector>
+cudaError_t LaunchTileKernel(const PagedAttentionParams& params, const AttentionWork& work,
+                             cudaStream_t stream) {
+  using Tile = AttentionTile<kPaddedDim, true>;
+  const auto kernel = AttentionTileKernel<kPaddedDim, kVector>;
+  static const cudaError_t kAttributeError =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+  if (kAttributeError != cudaSuccess) return kAttributeError;
+  const dim3 grid(static_cast<unsigned>(work.num_wide), static_cast<unsigned>(params.num_kv_heads));
+  return LaunchDependent(kernel, grid, Tile::kThreads, Tile::kSharedBytes, stream, params,
+                         work.wide);
+}
+
+template <int kPaddedDim>
+cudaError_t LaunchTilesOfDim(const PagedAttentionParams& params, const AttentionWork& work,
+                             cudaStream_t stream) {
+  return params.head_dim % 8 == 0 ? LaunchTileKernel<kPaddedDim, true>(params, work, stream)
+                                  : LaunchTileKernel<kPaddedDim, false>(params, work, stream);
+}
+
+}  // namespace flashquant::cuda
