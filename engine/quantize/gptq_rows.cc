@@ -38,9 +38,13 @@ FQ_MULTIVERSION void RoundColumn(const float* values, const float* scale, const 
   }
 }
 
+// Bounded, so that compensation that ran away cannot put an infinity into the file.
 void UseOutliers(const float* values, const uint8_t* mask, float* rounded) {
   for (int64_t row = 0; row < kRows; ++row) {
-    if (mask[row] != 0) rounded[row] = ToFloat(ToBFloat16(values[row]));
+    if (mask[row] == 0) continue;
+    const float value = std::isnan(values[row]) ? 0.0f : values[row];
+    rounded[row] =
+        ToFloat(ToBFloat16(std::clamp(value, -kMaxWeightMagnitude, kMaxWeightMagnitude)));
   }
 }
 

@@ -13,6 +13,16 @@ namespace flashquant {
 namespace {
 
 constexpr int64_t kRowsPerTask = 8;
+// Costs are brought below this by a power of two, so that no sum of errors (of weights up to
+// kMaxWeightMagnitude) leaves float's range: an infinite error means "cannot be" and nothing else.
+constexpr double kMaxGroupFactor = 1024;
+
+double FactorScale(const ColumnImportance& importance) {
+  double largest = 0;
+  for (const double factor : importance.of_group) largest = std::max(largest, factor);
+  if (!(largest > kMaxGroupFactor) || !std::isfinite(largest)) return 1;
+  return std::exp2(-std::ceil(std::log2(largest / kMaxGroupFactor)));
+}
 
 class GroupPlanner final {
  public:
@@ -23,6 +33,7 @@ class GroupPlanner final {
         k_(k),
         options_(options),
         importance_(importance),
+        factor_scale_(FactorScale(importance)),
         groups_per_row_(CeilDiv(k, options.group_size)),
         groups_per_tile_(options.tile_k / options.group_size),
         tiles_per_row_(CeilDiv<int64_t>(k, options.tile_k)),
@@ -51,7 +62,7 @@ class GroupPlanner final {
     });
     const std::vector<int32_t> records =
         SelectRecords(column_curves_, static_cast<int>(column_curve_length_), budget_,
-                      options_.least_benefit * kSlotsPerRecord);
+                      options_.least_benefit * kSlotsPerRecord * factor_scale_);
     GroupPlan plan;
     plan.groups_per_row = groups_per_row_;
     plan.params.resize(static_cast<size_t>(n_ * groups_per_row_));
@@ -90,6 +101,7 @@ class GroupPlanner final {
   const int64_t k_;
   const MatrixQuantizerOptions& options_;
   const ColumnImportance& importance_;
+  const double factor_scale_;
   const int64_t groups_per_row_;
   const int64_t groups_per_tile_;
   const int64_t tiles_per_row_;
@@ -118,7 +130,8 @@ void GroupPlanner::RowCurves(int64_t row, GroupQuantizer& quantizer) {
     row_error_without_[static_cast<size_t>(row)] += factor * errors[0];
     for (size_t j = 0; j < curve_length_; ++j) {
       errors_[at + j] = static_cast<float>(
-          factor * (std::isfinite(errors[j]) ? std::min(errors[j], errors[0]) : errors[j]));
+          factor * factor_scale_ *
+          (std::isfinite(errors[j]) ? std::min(errors[j], errors[0]) : errors[j]));
     }
   }
   SlotSplitter splitter;

@@ -343,6 +343,23 @@ TEST(GptqQuantizerTest, WeightsAndInputsAtTheEdgeOfTheirRangeGiveAValidMatrix) {
   layer.hessian.Add(layer.inputs, 1);
   const QuantizedMatrix result = Quantize(layer, Options(64, 0.02));
   FQ_EXPECT_OK(ValidateInt4Weight(result.weight));
+  EXPECT_GT(result.outliers.size(), 0u);
+  for (const TileCooSlot& slot : result.outliers) {
+    EXPECT_TRUE(std::isfinite(ToFloat(BFloat16{slot.value_bits}))) << slot.n << ", " << slot.k;
+  }
+}
+
+// A cost that overflows is a great cost, not "cannot be": the budget is spent all the same.
+TEST(GptqQuantizerTest, ErrorsBeyondFloatStillSpendTheWholeBudget) {
+  Layer layer = MakeLayer(8, 256, 100, 10);
+  for (float& weight : layer.weights) weight *= 1e12f;
+  for (float& input : layer.inputs) input *= 1e12f;
+  layer.hessian = Hessian(256);
+  layer.hessian.Add(layer.inputs, 1);
+  const QuantizedMatrix result = Quantize(layer, Options(64, 0.02));
+  FQ_EXPECT_OK(ValidateInt4Weight(result.weight));
+  EXPECT_EQ(static_cast<int64_t>(result.outliers.size()),
+            4 * RecordBudget(8, 256, Options(64, 0.02)));
 }
 
 TEST(GptqQuantizerTest, AHigherThresholdKeepsFewerOutliers) {
