@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/bench/device_array.cuh"
+
 namespace flashquant::bench {
 
 // "" while all is well.
@@ -27,43 +29,12 @@ inline bool NoteCuda(cudaError_t error, const char* what) {
 
 #define FQ_NOTE_CUDA(call) ::flashquant::bench::NoteCuda((call), #call)
 
-template <typename T>
-class DeviceArray {
- public:
-  DeviceArray() = default;
-  explicit DeviceArray(size_t count) : count_(count) {
-    if (!FQ_NOTE_CUDA(cudaMalloc(&data_, (count == 0 ? 1 : count) * sizeof(T)))) data_ = nullptr;
-  }
-  explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) {
-    if (data_ == nullptr) return;
-    FQ_NOTE_CUDA(cudaMemcpy(data_, host.data(), bytes(), cudaMemcpyHostToDevice));
-  }
-  DeviceArray(DeviceArray&& other) noexcept { *this = std::move(other); }
-  DeviceArray& operator=(DeviceArray&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(count_, other.count_);
-    return *this;
-  }
-  ~DeviceArray() { cudaFree(data_); }
-
-  DeviceArray Clone() const {
-    DeviceArray copy(count_);
-    if (copy.data_ != nullptr && data_ != nullptr) {
-      FQ_NOTE_CUDA(cudaMemcpy(copy.data_, data_, bytes(), cudaMemcpyDeviceToDevice));
-    }
-    return copy;
-  }
-  void FillBytes(int byte) {
-    if (data_ != nullptr) FQ_NOTE_CUDA(cudaMemset(data_, byte, bytes()));
-  }
-  T* get() const { return data_; }
-  size_t count() const { return count_; }
-  size_t bytes() const { return count_ * sizeof(T); }
-
- private:
-  T* data_ = nullptr;
-  size_t count_ = 0;
+struct KeepFirstError {
+  static bool Check(cudaError_t error, const char* what) { return NoteCuda(error, what); }
 };
+
+template <typename T>
+using DeviceArray = BasicDeviceArray<T, KeepFirstError>;
 
 // At least two arrays, together more than 256 MB, so that none is in a cache when its turn comes.
 inline int NumColdCopies(int64_t bytes) {

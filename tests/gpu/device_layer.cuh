@@ -6,9 +6,8 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <utility>
-#include <vector>
 
+#include "kernels/bench/device_array.cuh"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/linear_w4a16/pack.h"
 #include "kernels/cuda/linear_w4a16/plan.h"
@@ -25,43 +24,16 @@ namespace flashquant::gpu_test {
     }                                                                    \
   } while (false)
 
-template <typename T>
-class DeviceArray {
- public:
-  DeviceArray() = default;
-  explicit DeviceArray(size_t count) : count_(count) {
-    FQ_CUDA_OK(cudaMalloc(&data_, (count == 0 ? 1 : count) * sizeof(T)));
+struct ExitOnError {
+  static bool Check(cudaError_t error, const char* what) {
+    if (error == cudaSuccess) return true;
+    std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+    std::exit(3);
   }
-  explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) {
-    FQ_CUDA_OK(cudaMemcpy(data_, host.data(), bytes(), cudaMemcpyHostToDevice));
-  }
-  DeviceArray(DeviceArray&& other) noexcept { *this = std::move(other); }
-  DeviceArray& operator=(DeviceArray&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(count_, other.count_);
-    return *this;
-  }
-  ~DeviceArray() { cudaFree(data_); }
-
-  DeviceArray Clone() const {
-    DeviceArray copy(count_);
-    FQ_CUDA_OK(cudaMemcpy(copy.data_, data_, bytes(), cudaMemcpyDeviceToDevice));
-    return copy;
-  }
-  std::vector<T> ToHost() const {
-    std::vector<T> host(count_);
-    FQ_CUDA_OK(cudaMemcpy(host.data(), data_, bytes(), cudaMemcpyDeviceToHost));
-    return host;
-  }
-  void FillBytes(int byte) { FQ_CUDA_OK(cudaMemset(data_, byte, bytes())); }
-  T* get() const { return data_; }
-  size_t count() const { return count_; }
-  size_t bytes() const { return count_ * sizeof(T); }
-
- private:
-  T* data_ = nullptr;
-  size_t count_ = 0;
 };
+
+template <typename T>
+using DeviceArray = bench::BasicDeviceArray<T, ExitOnError>;
 
 inline const cuda::DeviceShape& ThisDevice() {
   static const cuda::DeviceShape shape = [] {

@@ -1,8 +1,7 @@
 // Correctness of the fused linear kernel on a GPU, against products in FP64 of the exact matrix.
 // Stand-alone program: exit code 0 when all checks hold. `--quick` runs few, small cases (for
 // compute-sanitizer).
-// Oracle: Problem::DenseMatrix from the canonical arrays, multiplied in double by a kernel that
-// shares nothing with the one under test.
+// Oracle: Problem::DenseMatrix from the canonical arrays, multiplied in double (fp64_product.cuh).
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -11,6 +10,7 @@
 #include "kernels/bench/linear_problem.h"
 #include "kernels/cuda/linear_w4a16/shared_layout.h"
 #include "tests/gpu/device_layer.cuh"
+#include "tests/gpu/fp64_product.cuh"
 
 namespace flashquant::gpu_test {
 
@@ -30,24 +30,6 @@ void Check(bool ok, const std::string& what) {
   if (ok) return;
   ++num_failures;
   if (num_failures <= 40) std::printf("FAILED: %s\n", what.c_str());
-}
-
-// y[m][n] = sum over k in double; one warp per (m, n).
-__global__ void ReferenceKernel(const double* w, const uint16_t* x, double* y, int m_rows, int k,
-                                int n, int x_stride) {
-  const int64_t index = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
-  if (index >= int64_t{m_rows} * n) return;
-  const int m = static_cast<int>(index / n);
-  const int64_t row = index % n;
-  double sum = 0.0;
-  for (int i = static_cast<int>(threadIdx.x) % 32; i < k; i += 32) {
-    sum += w[row * k + i] *
-           static_cast<double>(__uint_as_float(uint32_t{x[int64_t{m} * x_stride + i]} << 16));
-  }
-  for (int distance = 16; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-  }
-  if (threadIdx.x % 32 == 0) y[index] = sum;
 }
 
 __global__ void CountDifferencesKernel(const uint16_t* a, const uint16_t* b, int64_t count,
@@ -93,13 +75,7 @@ class Case {
     }
     x_ = DeviceArray<uint16_t>(x);
     y_ = DeviceArray<uint16_t>(static_cast<size_t>((kMaxM + kGuard) * y_stride_));
-    const DeviceArray<double> w(problem_.DenseMatrix());
-    DeviceArray<double> reference(static_cast<size_t>(kMaxM) * static_cast<size_t>(spec.n));
-    const int64_t threads = int64_t{kMaxM} * spec.n * 32;
-    ReferenceKernel<<<static_cast<unsigned>((threads + 255) / 256), 256>>>(
-        w.get(), x_.get(), reference.get(), kMaxM, spec.k, spec.n, x_stride_);
-    FQ_CUDA_OK(cudaGetLastError());
-    reference_ = reference.ToHost();
+    reference_ = Fp64Product(problem_.DenseMatrix(), x_.get(), kMaxM, spec.k, spec.n, x_stride_);
   }
 
   static int Threads() {
