@@ -11,6 +11,7 @@ find_package(HWY REQUIRED)             # portable SIMD with run-time dispatch (C
 find_package(prometheus-cpp REQUIRED)  # metrics registry and exposer
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)  # Unicode classes for pre-tokenizers
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)  # NFC for tokenizers that ask for it
 
 if(FQ_BUILD_SERVER)
   find_package(Protobuf REQUIRED)      # wire format; module mode, Debian ships no config file

@@ -43,7 +43,8 @@ absl::StatusOr<AddedTokens> AddedTokens::Create(std::vector<AddedToken> tokens,
     if (!added.index_by_content_.emplace(token.content, index).second) {
       return DataLossError("{}: the token of id {} appears twice", where, token.id);
     }
-    (token.normalized ? added.normalized_ : added.raw_).Add(token.content, index);
+    (token.normalized ? added.normalized_ : added.raw_)
+        .Add(token.pattern.empty() ? token.content : token.pattern, index);
   }
   added.tokens_ = std::move(tokens);
   return added;
@@ -81,18 +82,15 @@ int32_t AddedTokens::Trie::Longest(std::string_view text, size_t pos, size_t* en
   return found;
 }
 
-std::vector<AddedTokens::Piece> AddedTokens::Split(std::string_view text) const {
-  std::vector<Piece> first;
-  SplitBy(raw_, text, &first);
-  if (normalized_.children.empty()) return first;
+std::vector<AddedTokens::Piece> AddedTokens::SplitRaw(std::string_view text) const {
   std::vector<Piece> pieces;
-  for (const Piece& piece : first) {
-    if (piece.id >= 0) {
-      pieces.push_back(piece);
-    } else {
-      SplitBy(normalized_, piece.text, &pieces);
-    }
-  }
+  SplitBy(raw_, text, &pieces);
+  return pieces;
+}
+
+std::vector<AddedTokens::Piece> AddedTokens::SplitNormalized(std::string_view text) const {
+  std::vector<Piece> pieces;
+  SplitBy(normalized_, text, &pieces);
   return pieces;
 }
 

@@ -26,6 +26,7 @@ struct AddedToken {
   bool lstrip = false;       // takes the white space before it
   bool rstrip = false;       // takes the white space after it
   bool normalized = false;
+  std::string pattern;  // what is searched; empty: `content`. The normalizer's form of `content`
 };
 
 // Immutable; any thread.
@@ -42,8 +43,10 @@ class AddedTokens final {
     std::string_view text;
     int32_t id = -1;  // of the added token; -1: ordinary text
   };
-  // `text` in order; its pieces have no gap but the white space that lstrip and rstrip took.
-  std::vector<Piece> Split(std::string_view text) const;
+  // `text` in order; its pieces have no gap but the white space that lstrip and rstrip took. Tokens
+  // with normalized = false are searched in the raw text, the others in the rest, normalised.
+  std::vector<Piece> SplitRaw(std::string_view text) const;
+  std::vector<Piece> SplitNormalized(std::string_view text) const;
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
   // Index into tokens(), -1 when `content` is none of them.

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "absl/container/flat_hash_set.h"
+#include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/unicode.h"
 #include "kernels/base/status_macros.h"
 
@@ -33,6 +34,17 @@ struct ByteAlphabet {
 const ByteAlphabet& Alphabet() {
   static const ByteAlphabet alphabet;
   return alphabet;
+}
+
+// The byte of "<0xA7>", -1 for any other text.
+int ByteOfFallback(std::string_view content) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+  };
+  if (content.size() != 6 || content.substr(0, 3) != "<0x" || content[5] != '>') return -1;
+  const int high = digit(content[3]);
+  const int low = digit(content[4]);
+  return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
 uint64_t PairKey(int32_t left, int32_t right) {
@@ -65,8 +77,13 @@ absl::StatusOr<BpeModel> BpeModel::Create(std::vector<VocabularyEntry> entries,
                                           const std::vector<MergeRule>& merges,
                                           const Options& options) {
   BpeModel model;
+  model.alphabet_ = options.alphabet;
+  model.byte_fallback_ = options.byte_fallback;
+  model.fuse_unk_ = options.fuse_unk;
   FQ_RETURN_IF_ERROR(model.AddEntries(std::move(entries), options));
-  if (!options.may_drop_bytes && model.num_missing_bytes() > 0) {
+  if (options.alphabet == BpeAlphabet::kCharacters) {
+    FQ_RETURN_IF_ERROR(model.CheckAlphabet(options));
+  } else if (!options.may_drop_bytes && model.num_missing_bytes() > 0) {
     return UnimplementedError("{}: tokenizer: unsupported unk_token ({} bytes have no token)",
                               options.file, model.num_missing_bytes());
   }
@@ -103,16 +120,46 @@ absl::Status BpeModel::AddEntries(std::vector<VocabularyEntry> entries, const Op
     const auto id = static_cast<size_t>(entry.id);
     if (has_id_[id]) return DataLossError("{}: id {} appears twice", where, entry.id);
     has_id_[id] = true;
-    const std::optional<std::string> bytes = BytesOfSpelling(entry.content);
-    token_bytes_[id] = bytes.value_or(entry.content);
-    if (bytes && bytes->size() == 1) byte_ids_[static_cast<uint8_t>((*bytes)[0])] = entry.id;
-    if (bytes && options.ignore_merges && !control.contains(entry.id)) {
-      id_by_bytes_.emplace(*bytes, entry.id);
-    }
+    AddSpelling(entry, control.contains(entry.id), options);
     if (!id_by_content_.emplace(std::move(entry.content), entry.id).second) {
       return DataLossError("{}: the token of id {} appears twice", where, entry.id);
     }
   }
+  return absl::OkStatus();
+}
+
+void BpeModel::AddSpelling(const VocabularyEntry& entry, bool is_control, const Options& options) {
+  std::optional<std::string> bytes;
+  std::string& shown = token_bytes_[static_cast<size_t>(entry.id)];
+  if (options.alphabet == BpeAlphabet::kBytes) {
+    bytes = BytesOfSpelling(entry.content);
+    shown = bytes.value_or(entry.content);
+    if (bytes && bytes->size() == 1) byte_ids_[static_cast<uint8_t>((*bytes)[0])] = entry.id;
+  } else if (const int byte = options.byte_fallback ? ByteOfFallback(entry.content) : -1;
+             byte >= 0) {
+    byte_ids_[static_cast<size_t>(byte)] = entry.id;
+    shown.assign(1, static_cast<char>(byte));
+  } else {
+    bytes = entry.content;
+    shown = options.shown_pattern.empty()
+                ? entry.content
+                : ReplaceAll(entry.content, options.shown_pattern, options.shown_content);
+  }
+  if (bytes && options.ignore_merges && !is_control) id_by_bytes_.emplace(*bytes, entry.id);
+}
+
+absl::Status BpeModel::CheckAlphabet(const Options& options) {
+  if (options.byte_fallback && num_missing_bytes() > 0) {
+    return UnimplementedError("{}: tokenizer: unsupported byte_fallback ({} bytes have no token)",
+                              options.file, num_missing_bytes());
+  }
+  if (options.unk_token.empty()) return absl::OkStatus();
+  const std::optional<int32_t> unk = TokenId(options.unk_token);
+  if (!unk) {
+    return DataLossError("{}: model.unk_token: '{}' is not in the vocabulary", options.file,
+                         options.unk_token);
+  }
+  unk_id_ = *unk;
   return absl::OkStatus();
 }
 
@@ -174,12 +221,35 @@ void BpeModel::EncodePiece(std::string_view piece, Scratch* scratch,
     }
   }
   scratch->ids.clear();
-  for (const char c : piece) {
-    const int32_t id = byte_ids_[static_cast<uint8_t>(c)];
-    if (id >= 0) scratch->ids.push_back(id);
+  if (alphabet_ == BpeAlphabet::kCharacters) {
+    AppendCharacters(piece, &scratch->ids);
+  } else {
+    for (const char c : piece) {
+      const int32_t id = byte_ids_[static_cast<uint8_t>(c)];
+      if (id >= 0) scratch->ids.push_back(id);
+    }
   }
   if (scratch->ids.size() > 1) Merge(scratch);
   ids->insert(ids->end(), scratch->ids.begin(), scratch->ids.end());
+}
+
+void BpeModel::AppendCharacters(std::string_view piece, std::vector<int32_t>* ids) const {
+  bool after_unk = false;
+  for (size_t pos = 0; pos < piece.size();) {
+    const DecodedChar c = DecodeUtf8(piece, pos);
+    const std::string_view text = piece.substr(pos, c.num_bytes);
+    pos += c.num_bytes;
+    const std::optional<int32_t> id = c.valid ? TokenId(text) : std::nullopt;
+    const bool is_unk = !id && !byte_fallback_;
+    if (id) {
+      ids->push_back(*id);
+    } else if (byte_fallback_) {
+      for (const char byte : text) ids->push_back(byte_ids_[static_cast<uint8_t>(byte)]);
+    } else if (unk_id_ >= 0 && !(fuse_unk_ && after_unk)) {
+      ids->push_back(unk_id_);
+    }
+    after_unk = is_unk;
+  }
 }
 
 void BpeModel::Merge(Scratch* scratch) const {

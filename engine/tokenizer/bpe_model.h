@@ -1,5 +1,5 @@
-// BpeModel: the vocabulary and merges of a byte-level BPE tokenizer, and the merging of one piece.
-// No pre-tokenizing, no added tokens, no files.
+// BpeModel: the vocabulary and merges of a BPE tokenizer, byte-level or of characters with a
+// fallback to bytes, and the merging of one piece. No pre-tokenizing, no added tokens, no files.
 //
 // Source: Sennrich et al. 2016 (BPE for translation); byte-level spelling after GPT-2's
 // published encoder. The order of merges (lowest rank first, leftmost among equals) is that of
@@ -36,10 +36,25 @@ std::optional<std::string> BytesOfSpelling(std::string_view spelled);
 // The reverse.
 std::string SpellingOfBytes(std::string_view bytes);
 
+// What the entries of a vocabulary are spelled in.
+enum class BpeAlphabet : uint8_t {
+  kBytes,       // GPT-2's printable characters, one for each byte
+  kCharacters,  // UTF-8 text, as sentencepiece has it; merging starts from characters
+};
+
 // Immutable after Create; any thread.
 class BpeModel final {
  public:
   struct Options {
+    BpeAlphabet alphabet = BpeAlphabet::kBytes;
+    // kCharacters: a character without a token becomes its bytes' tokens "<0x00>" to "<0xFF>"
+    // (all must be there), else `unk_token`, one for a run of them with fuse_unk.
+    bool byte_fallback = false;
+    std::string unk_token;
+    bool fuse_unk = false;
+    // kCharacters: how the decoder undoes the normalizer in a token's text; empty: not at all.
+    std::string shown_pattern;
+    std::string shown_content;
     bool ignore_merges = false;    // a piece that is a token is not built from merges
     bool may_drop_bytes = true;    // false: every byte must have a token
     std::string file;              // name for messages
@@ -59,18 +74,20 @@ class BpeModel final {
     std::vector<uint32_t> previous, next, rank;
     std::vector<uint64_t> heap;
   };
-  // Appends the ids of one piece: time O(n log n) in its bytes, no recursion. A byte without a
-  // token is dropped, as Hugging Face does without an unk_token. The piece is at most 1 GiB.
+  // Appends the ids of one piece: time O(n log n) in its bytes, no recursion. A byte or character
+  // without a token and fallback is dropped, as Hugging Face does without an unk_token. The piece
+  // is at most 1 GiB. In an alphabet of characters a byte that is not UTF-8 is a character.
   void EncodePiece(std::string_view piece, Scratch* scratch, std::vector<int32_t>* ids) const;
 
   // One more than the greatest id.
   int32_t vocab_size() const { return static_cast<int32_t>(token_bytes_.size()); }
-  // Raw bytes; an entry spelled outside the byte-level alphabet gives its UTF-8 text; "" for holes.
+  // Raw bytes; an entry spelled outside the byte-level alphabet gives its UTF-8 text, as the
+  // decoder shows it; "" for holes.
   std::string_view TokenBytes(int32_t id) const { return token_bytes_[static_cast<size_t>(id)]; }
   // By the content as the file spells it.
   std::optional<int32_t> TokenId(std::string_view content) const;
   bool HasId(int32_t id) const;
-  // Bytes that no token stands for.
+  // Bytes that no token stands for. kCharacters without byte_fallback: 256.
   int num_missing_bytes() const;
 
  private:
@@ -79,10 +96,17 @@ class BpeModel final {
 
   BpeModel() = default;
   absl::Status AddEntries(std::vector<VocabularyEntry> entries, const Options& options);
+  void AddSpelling(const VocabularyEntry& entry, bool is_control, const Options& options);
+  absl::Status CheckAlphabet(const Options& options);
   absl::Status AddMerges(const std::vector<MergeRule>& merges, const Options& options);
   uint32_t RankOf(int32_t left, int32_t right) const;
+  void AppendCharacters(std::string_view piece, std::vector<int32_t>* ids) const;
   void Merge(Scratch* scratch) const;
 
+  BpeAlphabet alphabet_ = BpeAlphabet::kBytes;
+  bool byte_fallback_ = false;
+  bool fuse_unk_ = false;
+  int32_t unk_id_ = -1;
   absl::flat_hash_map<std::string, int32_t> id_by_content_;
   absl::flat_hash_map<std::string, int32_t> id_by_bytes_;  // filled for ignore_merges only
   std::vector<std::string> token_bytes_;                   // by id

@@ -3,6 +3,7 @@
 #include "engine/tokenizer/bpe_tokenizer.h"
 
 #include <algorithm>
+#include <string>
 
 namespace flashquant {
 namespace {
@@ -12,10 +13,11 @@ constexpr size_t kMaxPieceBytes = size_t{1} << 30;
 
 }  // namespace
 
-BpeTokenizer::BpeTokenizer(BpeModel model, AddedTokens added, PreTokenizer pre_tokenizer,
-                           const SpecialIds& special_ids)
+BpeTokenizer::BpeTokenizer(BpeModel model, AddedTokens added, Normalizer normalizer,
+                           PreTokenizer pre_tokenizer, const SpecialIds& special_ids)
     : model_(std::move(model)),
       added_(std::move(added)),
+      normalizer_(std::move(normalizer)),
       pre_tokenizer_(std::move(pre_tokenizer)),
       special_ids_(special_ids),
       vocab_size_(model_.vocab_size()) {
@@ -30,23 +32,38 @@ std::vector<int32_t> BpeTokenizer::Encode(std::string_view text, SpecialText spe
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + 1);
   BpeModel::Scratch scratch;
+  const auto normalized = [&](std::string_view part, std::string* storage) {
+    if (normalizer_.empty()) return part;
+    *storage = normalizer_.Apply(part);
+    return std::string_view(*storage);
+  };
+  std::string storage;
   if (special == SpecialText::kPlain) {
-    EncodeText(text, &scratch, &ids);
+    EncodeText(normalized(text, &storage), /*at_start=*/true, &scratch, &ids);
     return ids;
   }
-  for (const AddedTokens::Piece& piece : added_.Split(text)) {
-    if (piece.id >= 0) {
-      ids.push_back(piece.id);
-    } else {
-      EncodeText(piece.text, &scratch, &ids);
+  bool at_start = true;
+  for (const AddedTokens::Piece& raw : added_.SplitRaw(text)) {
+    if (raw.id >= 0) {
+      ids.push_back(raw.id);
+      at_start = false;
+      continue;
+    }
+    for (const AddedTokens::Piece& piece : added_.SplitNormalized(normalized(raw.text, &storage))) {
+      if (piece.id >= 0) {
+        ids.push_back(piece.id);
+      } else {
+        EncodeText(piece.text, at_start, &scratch, &ids);
+      }
+      at_start = false;
     }
   }
   return ids;
 }
 
-void BpeTokenizer::EncodeText(std::string_view text, BpeModel::Scratch* scratch,
+void BpeTokenizer::EncodeText(std::string_view text, bool at_start, BpeModel::Scratch* scratch,
                               std::vector<int32_t>* ids) const {
-  pre_tokenizer_.Split(text, [&](std::string_view piece) {
+  pre_tokenizer_.Split(text, at_start, [&](std::string_view piece) {
     for (size_t pos = 0; pos < piece.size(); pos += kMaxPieceBytes) {
       model_.EncodePiece(piece.substr(pos, kMaxPieceBytes), scratch, ids);
     }

@@ -1,5 +1,5 @@
-// BpeTokenizer: the byte-level BPE behind the Tokenizer interface: added tokens, then
-// pre-tokenizer, then merges. Made by tokenizer_loader.h.
+// BpeTokenizer: BPE behind the Tokenizer interface: added tokens, normalizer, the added tokens that
+// are searched after it, pre-tokenizer, merges. Made by tokenizer_loader.h.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "engine/tokenizer/added_tokens.h"
 #include "engine/tokenizer/bpe_model.h"
+#include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/pre_tokenizer.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -25,7 +26,8 @@ class BpeTokenizer final : public Tokenizer {
     std::optional<int32_t> eos;
   };
   // An added token with an id of the model has the same content there (the loader checks it).
-  BpeTokenizer(BpeModel model, AddedTokens added, PreTokenizer pre_tokenizer,
+  // Patterns of added tokens with normalized = true are normalised already.
+  BpeTokenizer(BpeModel model, AddedTokens added, Normalizer normalizer, PreTokenizer pre_tokenizer,
                const SpecialIds& special_ids);
 
   std::vector<int32_t> Encode(std::string_view text, SpecialText special) const override;
@@ -38,11 +40,13 @@ class BpeTokenizer final : public Tokenizer {
   std::optional<int32_t> eos() const override { return special_ids_.eos; }
 
  private:
-  void EncodeText(std::string_view text, BpeModel::Scratch* scratch,
+  // `text` is normalised; at_start: nothing of the whole text comes before it.
+  void EncodeText(std::string_view text, bool at_start, BpeModel::Scratch* scratch,
                   std::vector<int32_t>* ids) const;
 
   const BpeModel model_;
   const AddedTokens added_;
+  const Normalizer normalizer_;
   const PreTokenizer pre_tokenizer_;
   const SpecialIds special_ids_;
   absl::flat_hash_map<int32_t, int32_t> added_index_by_id_;

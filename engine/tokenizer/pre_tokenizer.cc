@@ -3,9 +3,11 @@
 // piece that it looks at, and that run is then consumed, so a whole text costs linear time.
 #include "engine/tokenizer/pre_tokenizer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/base/split_patterns.h"
+#include "engine/tokenizer/normalizer.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -157,8 +159,33 @@ absl::StatusOr<PreTokenizer> PreTokenizer::Create(std::vector<PreTokenizerStage>
   return PreTokenizer(std::move(stages), classes);
 }
 
-void PreTokenizer::Split(std::string_view text, const Sink& sink) const {
-  if (!text.empty()) RunStage(0, text, sink);
+void PreTokenizer::Split(std::string_view text, bool at_start, const Sink& sink) const {
+  if (text.empty()) return;
+  if (!stages_.empty() && stages_.front().kind == PreTokenizerStage::Kind::kMetaspace) {
+    SplitMetaspace(stages_.front(), text, at_start, sink);
+    return;
+  }
+  RunStage(0, text, sink);
+}
+
+void PreTokenizer::SplitMetaspace(const PreTokenizerStage& stage, std::string_view text,
+                                  bool at_start, const Sink& sink) {
+  std::string marked = ReplaceAll(text, " ", kVisibleSpace);
+  const bool prepends = stage.prepend == PreTokenizerStage::Prepend::kAlways ||
+                        (stage.prepend == PreTokenizerStage::Prepend::kFirst && at_start);
+  if (prepends && marked.compare(0, kVisibleSpace.size(), kVisibleSpace) != 0) {
+    marked.insert(0, kVisibleSpace);
+  }
+  const std::string_view all = marked;
+  if (!stage.split) {
+    sink(all);
+    return;
+  }
+  for (size_t pos = 0; pos < all.size();) {
+    const size_t end = std::min(all.find(kVisibleSpace, pos + 1), all.size());
+    sink(all.substr(pos, end - pos));
+    pos = end;
+  }
 }
 
 // Recurses over stages (at most kMaxStages), never over text.

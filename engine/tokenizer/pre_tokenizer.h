@@ -29,13 +29,21 @@ enum class SplitPattern {
 // The pattern spelled like `regex` exactly, else nullopt.
 std::optional<SplitPattern> KnownSplitPattern(std::string_view regex);
 
+// Sentencepiece's visible space, U+2581.
+inline constexpr std::string_view kVisibleSpace = "\xE2\x96\x81";
+
 // One element of a tokenizer.json pre_tokenizer.
 struct PreTokenizerStage {
-  enum class Kind { kDigits, kSplit, kByteLevel };
+  enum class Kind { kDigits, kSplit, kByteLevel, kMetaspace };
+  enum class Prepend { kNever, kFirst, kAlways };  // kFirst: at the start of the whole text only
   Kind kind = Kind::kByteLevel;
   bool individual_digits = false;              // kDigits: each number character alone
   SplitPattern pattern = SplitPattern::kNone;  // kSplit; kByteLevel: kGpt2 when use_regex
   bool add_prefix_space = false;               // kByteLevel: " " before a piece without one
+  // kMetaspace, which is the only stage: spaces become kMetaspace; one is put before a text that
+  // does not start with it; with `split` a piece starts at each.
+  Prepend prepend = Prepend::kAlways;
+  bool split = true;
 };
 
 // Immutable; any thread.
@@ -48,14 +56,16 @@ class PreTokenizer final {
   static absl::StatusOr<PreTokenizer> Create(std::vector<PreTokenizerStage> stages);
 
   // Calls `sink` with the pieces of `text` in order; joined they are `text` (but for added prefix
-  // spaces). A piece is valid during its call only. Any bytes; those that are not UTF-8 count as
-  // punctuation one by one.
-  void Split(std::string_view text, const Sink& sink) const;
+  // spaces and Metaspace's). at_start: `text` begins the whole text. A piece is valid during its
+  // call only. Any bytes; those that are not UTF-8 count as punctuation one by one.
+  void Split(std::string_view text, bool at_start, const Sink& sink) const;
 
  private:
   PreTokenizer(std::vector<PreTokenizerStage> stages, const UnicodeClasses* classes)
       : stages_(std::move(stages)), classes_(classes) {}
   void RunStage(size_t stage, std::string_view piece, const Sink& sink) const;
+  static void SplitMetaspace(const PreTokenizerStage& stage, std::string_view text, bool at_start,
+                             const Sink& sink);
   void SplitDigits(std::string_view text, bool individual, const Sink& sink) const;
 
   std::vector<PreTokenizerStage> stages_;

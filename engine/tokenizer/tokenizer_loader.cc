@@ -137,8 +137,16 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const TokenizerFiles& f
   }
   options.ignore_merges = parts.ignore_merges;
   options.may_drop_bytes = !parts.has_unk_token;
-  for (const AddedToken& token : parts.added_tokens) {
+  options.alphabet = parts.alphabet;
+  options.byte_fallback = parts.byte_fallback;
+  options.fuse_unk = parts.fuse_unk;
+  options.unk_token = parts.unk_token;
+  options.shown_pattern = parts.shown_pattern;
+  options.shown_content = parts.shown_content;
+  Normalizer normalizer(std::move(parts.normalizer));
+  for (AddedToken& token : parts.added_tokens) {
     if (token.special) options.control.push_back(token.id);
+    if (token.normalized) token.pattern = normalizer.Apply(token.content);
   }
   FQ_ASSIGN_OR_RETURN(BpeModel model,
                       BpeModel::Create(std::move(parts.vocabulary), parts.merges, options));
@@ -149,7 +157,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const TokenizerFiles& f
   FQ_ASSIGN_OR_RETURN(const BpeTokenizer::SpecialIds ids,
                       FindSpecialIds(parts, config, model, added));
   return std::unique_ptr<Tokenizer>(std::make_unique<BpeTokenizer>(
-      std::move(model), std::move(added), std::move(pre_tokenizer), ids));
+      std::move(model), std::move(added), std::move(normalizer), std::move(pre_tokenizer), ids));
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& dir) {

@@ -15,6 +15,7 @@ using Json = nlohmann::json;
 
 constexpr char kFile[] = "tokenizer.json";
 constexpr int64_t kMaxListed = 64;  // elements of a Sequence or template
+constexpr int64_t kMaxReplacedBytes = 64;
 
 absl::Status Unsupported(std::string_view kind, std::string_view name) {
   return UnimplementedError("{}: tokenizer: unsupported {} '{}'", kFile, kind, PrintableName(name));
@@ -60,13 +61,17 @@ absl::StatusOr<MergeRule> ParseMerge(const Json& merge, size_t index) {
   return DataLossError("{}: model.merges: merge {} is not a pair of tokens", kFile, index);
 }
 
-absl::Status CheckModelOptions(const JsonObject& model) {
+absl::Status ReadModelOptions(const JsonObject& model, TokenizerParts* parts) {
   FQ_ASSIGN_OR_RETURN(const std::string type, model.GetStringOr("type", "BPE"));
   if (type != "BPE") return Unsupported("model", type);
   FQ_ASSIGN_OR_RETURN(const double dropout, model.GetDoubleOr("dropout", 0, 0, 1));
   if (dropout != 0) return Unsupported("model option", "dropout");
+  const bool characters = parts->alphabet == BpeAlphabet::kCharacters;
   FQ_ASSIGN_OR_RETURN(const bool byte_fallback, model.GetBoolOr("byte_fallback", false));
-  if (byte_fallback) return Unsupported("model option", "byte_fallback");
+  if (byte_fallback && !characters) return Unsupported("model option", "byte_fallback");
+  if (byte_fallback != parts->byte_fallback) return Unsupported("decoder", "(no ByteFallback)");
+  FQ_ASSIGN_OR_RETURN(parts->fuse_unk, model.GetBoolOr("fuse_unk", false));
+  FQ_ASSIGN_OR_RETURN(parts->unk_token, model.GetStringOr("unk_token", ""));
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     FQ_ASSIGN_OR_RETURN(const std::string affix, model.GetStringOr(key, ""));
     if (!affix.empty()) return Unsupported("model option", key);
@@ -76,7 +81,7 @@ absl::Status CheckModelOptions(const JsonObject& model) {
 
 absl::Status ParseModel(const JsonObject& root, TokenizerParts* parts) {
   FQ_ASSIGN_OR_RETURN(const JsonObject model, root.GetObject("model"));
-  FQ_RETURN_IF_ERROR(CheckModelOptions(model));
+  FQ_RETURN_IF_ERROR(ReadModelOptions(model, parts));
   FQ_ASSIGN_OR_RETURN(parts->ignore_merges, model.GetBoolOr("ignore_merges", false));
   parts->has_unk_token = model.Has("unk_token");
   FQ_ASSIGN_OR_RETURN(const JsonObject vocab, model.GetObject("vocab"));
@@ -128,9 +133,39 @@ absl::StatusOr<PreTokenizerStage> ParseSplit(const JsonObject& object) {
   return stage;
 }
 
+// A vocabulary of characters: no stages, or one Metaspace.
+absl::Status ParseMetaspace(const std::vector<JsonObject>& elements, TokenizerParts* parts) {
+  using Prepend = PreTokenizerStage::Prepend;
+  for (const JsonObject& element : elements) {
+    FQ_ASSIGN_OR_RETURN(const std::string type, element.GetString("type"));
+    if (type != "Metaspace") return Unsupported("pre_tokenizer", type);
+    if (!parts->stages.empty()) return Unsupported("pre_tokenizer", "Metaspace after Metaspace");
+    PreTokenizerStage stage;
+    stage.kind = PreTokenizerStage::Kind::kMetaspace;
+    FQ_ASSIGN_OR_RETURN(const std::string replacement,
+                        element.GetStringOr("replacement", std::string(kVisibleSpace)));
+    if (replacement != kVisibleSpace)
+      return Unsupported("pre_tokenizer", "Metaspace " + replacement);
+    // "add_prefix_space" is the older spelling.
+    FQ_ASSIGN_OR_RETURN(const bool adds, element.GetBoolOr("add_prefix_space", true));
+    FQ_ASSIGN_OR_RETURN(const std::string scheme,
+                        element.GetStringOr("prepend_scheme", adds ? "always" : "never"));
+    if (scheme != "always" && scheme != "first" && scheme != "never") {
+      return Unsupported("pre_tokenizer", "Metaspace prepend_scheme " + scheme);
+    }
+    stage.prepend = scheme == "always"  ? Prepend::kAlways
+                    : scheme == "first" ? Prepend::kFirst
+                                        : Prepend::kNever;
+    FQ_ASSIGN_OR_RETURN(stage.split, element.GetBoolOr("split", true));
+    parts->stages.push_back(stage);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ParsePreTokenizer(const JsonObject& root, TokenizerParts* parts) {
   FQ_ASSIGN_OR_RETURN(const std::vector<JsonObject> elements,
                       Elements(root, "pre_tokenizer", "pretokenizers"));
+  if (parts->alphabet == BpeAlphabet::kCharacters) return ParseMetaspace(elements, parts);
   bool byte_level = false;
   for (const JsonObject& element : elements) {
     FQ_ASSIGN_OR_RETURN(const std::string type, element.GetString("type"));
@@ -160,19 +195,66 @@ absl::Status ParsePreTokenizer(const JsonObject& root, TokenizerParts* parts) {
   return absl::OkStatus();
 }
 
-absl::Status CheckNormalizerAndDecoder(const JsonObject& root) {
-  FQ_ASSIGN_OR_RETURN(const std::vector<JsonObject> normalizers,
+// {"String": "x"} of a Replace.
+absl::StatusOr<std::string> ParsePattern(const JsonObject& object, const char* kind) {
+  FQ_ASSIGN_OR_RETURN(const JsonObject pattern, object.GetObject("pattern"));
+  if (!pattern.Has("String")) return Unsupported(kind, "Replace by Regex");
+  FQ_ASSIGN_OR_RETURN(std::string text, pattern.GetString("String", kMaxReplacedBytes));
+  if (text.empty()) return Unsupported(kind, "Replace of nothing");
+  return text;
+}
+
+absl::Status ParseNormalizer(const JsonObject& root, TokenizerParts* parts) {
+  FQ_ASSIGN_OR_RETURN(const std::vector<JsonObject> elements,
                       Elements(root, "normalizer", "normalizers"));
-  for (const JsonObject& normalizer : normalizers) {
-    FQ_ASSIGN_OR_RETURN(const std::string type, normalizer.GetString("type"));
-    return Unsupported("normalizer", type);
+  for (const JsonObject& element : elements) {
+    FQ_ASSIGN_OR_RETURN(const std::string type, element.GetString("type"));
+    NormalizerStage stage;
+    if (type == "NFC") {
+      stage.kind = NormalizerStage::Kind::kNfc;
+    } else if (type == "Prepend") {
+      stage.kind = NormalizerStage::Kind::kPrepend;
+      FQ_ASSIGN_OR_RETURN(stage.content, element.GetString("prepend", kMaxReplacedBytes));
+    } else if (type == "Replace") {
+      stage.kind = NormalizerStage::Kind::kReplace;
+      FQ_ASSIGN_OR_RETURN(stage.pattern, ParsePattern(element, "normalizer"));
+      FQ_ASSIGN_OR_RETURN(stage.content, element.GetString("content", kMaxReplacedBytes));
+    } else {
+      return Unsupported("normalizer", type);
+    }
+    parts->normalizer.push_back(std::move(stage));
   }
+  return absl::OkStatus();
+}
+
+// The decoder tells the alphabet: ByteLevel alone, or the parts of a sentencepiece decoder, of
+// which the Strip of a text's first space is the reader's business.
+absl::Status ParseDecoder(const JsonObject& root, TokenizerParts* parts) {
   FQ_ASSIGN_OR_RETURN(const std::vector<JsonObject> decoders,
                       Elements(root, "decoder", "decoders"));
   if (decoders.empty()) return Unsupported("decoder", "(none)");
+  FQ_ASSIGN_OR_RETURN(const std::string first, decoders.front().GetString("type"));
+  const bool bytes = first == "ByteLevel";
+  parts->alphabet = bytes ? BpeAlphabet::kBytes : BpeAlphabet::kCharacters;
   for (const JsonObject& decoder : decoders) {
     FQ_ASSIGN_OR_RETURN(const std::string type, decoder.GetString("type"));
-    if (type != "ByteLevel") return Unsupported("decoder", type);
+    if (bytes ? type == "ByteLevel" : type == "Fuse") continue;
+    if (bytes) return Unsupported("decoder", type);
+    if (type == "ByteFallback") {
+      parts->byte_fallback = true;
+    } else if ((type == "Replace" || type == "Metaspace") && parts->shown_pattern.empty()) {
+      parts->shown_pattern = kVisibleSpace;
+      parts->shown_content = " ";
+      if (type == "Metaspace") continue;
+      FQ_ASSIGN_OR_RETURN(parts->shown_pattern, ParsePattern(decoder, "decoder"));
+      FQ_ASSIGN_OR_RETURN(parts->shown_content, decoder.GetString("content", kMaxReplacedBytes));
+    } else if (type == "Strip") {
+      FQ_ASSIGN_OR_RETURN(const std::string content, decoder.GetStringOr("content", " "));
+      FQ_ASSIGN_OR_RETURN(const int64_t stop, decoder.GetIntOr("stop", 0, 0, kMaxListed));
+      if (content != " " || stop != 0) return Unsupported("decoder", "Strip of '" + content + "'");
+    } else {
+      return Unsupported("decoder", type);
+    }
   }
   return absl::OkStatus();
 }
@@ -251,7 +333,8 @@ absl::StatusOr<TokenizerParts> ParseTokenizerJson(std::string_view text) {
   FQ_ASSIGN_OR_RETURN(const JsonObject root, JsonObject::Create(json, kFile));
   TokenizerParts parts;
   // Kinds first: a tokenizer of another family is called unsupported, not broken.
-  FQ_RETURN_IF_ERROR(CheckNormalizerAndDecoder(root));
+  FQ_RETURN_IF_ERROR(ParseNormalizer(root, &parts));
+  FQ_RETURN_IF_ERROR(ParseDecoder(root, &parts));
   FQ_RETURN_IF_ERROR(ParsePreTokenizer(root, &parts));
   FQ_RETURN_IF_ERROR(ParseModel(root, &parts));
   FQ_RETURN_IF_ERROR(ParseAddedTokens(root, &parts));

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "engine/tokenizer/added_tokens.h"
 #include "engine/tokenizer/bpe_model.h"
+#include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/pre_tokenizer.h"
 #include "nlohmann/json.hpp"
 
@@ -21,6 +22,14 @@ struct TokenizerParts {
   std::vector<MergeRule> merges;
   bool ignore_merges = false;
   bool has_unk_token = false;
+  BpeAlphabet alphabet = BpeAlphabet::kBytes;
+  // For kCharacters, as BpeModel::Options.
+  bool byte_fallback = false;
+  bool fuse_unk = false;
+  std::string unk_token;
+  std::string shown_pattern;
+  std::string shown_content;
+  std::vector<NormalizerStage> normalizer;
   std::vector<AddedToken> added_tokens;
   std::vector<PreTokenizerStage> stages;
   // The post-processor says what comes before a text: decides alone when it has a template.

@@ -29,7 +29,7 @@ std::vector<std::string> Split(const std::vector<Stage>& stages, const std::stri
   const auto pre_tokenizer = PreTokenizer::Create(stages);
   EXPECT_TRUE(pre_tokenizer.ok()) << pre_tokenizer.status();
   std::vector<std::string> pieces;
-  pre_tokenizer->Split(text, [&](std::string_view piece) { pieces.emplace_back(piece); });
+  pre_tokenizer->Split(text, true, [&](std::string_view piece) { pieces.emplace_back(piece); });
   return pieces;
 }
 

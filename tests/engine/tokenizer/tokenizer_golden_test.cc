@@ -89,12 +89,11 @@ TEST(TokenizerGoldenTest, OptVocabAndMergesGiveTheIdsOfHuggingFace) {
   ExpectGoldenIds("opt");
 }
 
-TEST(TokenizerGoldenTest, Gpt2GivesTheIdsOfLlamaCpp) {
-  NEED_DATA("data/tokenizers/vectors/inputs.inp");
-  const auto tokenizer = LoadNamed("gpt2");
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const std::string inputs = ReadText(DataRoot() / "data/tokenizers/vectors/inputs.inp");
-  std::ifstream expected(DataRoot() / "data/tokenizers/vectors/gpt-2.out");
+// The strings of the vectors folder against the ids of llama.cpp, one line for each string.
+void ExpectVectors(const Tokenizer& tokenizer, const std::string& name) {
+  const fs::path folder = DataRoot() / "data/tokenizers/vectors";
+  const std::string inputs = ReadText(folder / "inputs.inp");
+  std::ifstream expected(folder / (name + ".out"));
   const std::string separator = "\n__ggml_vocab_test__\n";
   int num_strings = 0;
   size_t pos = 0;
@@ -104,10 +103,17 @@ TEST(TokenizerGoldenTest, Gpt2GivesTheIdsOfLlamaCpp) {
     pos = end == std::string::npos ? inputs.size() : end + separator.size();
     std::istringstream numbers(line);
     const std::vector<int32_t> ids{std::istream_iterator<int32_t>(numbers), {}};
-    EXPECT_THAT((*tokenizer)->Encode(text, SpecialText::kPlain), ElementsAreArray(ids))
-        << "string " << num_strings;
+    EXPECT_THAT(tokenizer.Encode(text, SpecialText::kPlain), ElementsAreArray(ids))
+        << name << ", string " << num_strings;
   }
   EXPECT_EQ(num_strings, 46);  // the empty string after the last separator has no line
+}
+
+TEST(TokenizerGoldenTest, Gpt2GivesTheIdsOfLlamaCpp) {
+  NEED_DATA("data/tokenizers/vectors/inputs.inp");
+  const auto tokenizer = LoadNamed("gpt2");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  ExpectVectors(**tokenizer, "gpt-2");
 }
 
 // Its file is compressed in the data folder.
@@ -122,18 +128,46 @@ std::string Uncompressed(const fs::path& path) {
   return pclose(pipe) == 0 ? text : "";
 }
 
-TEST(TokenizerGoldenTest, Llama3GivesTheIdsOfHuggingFace) {
-  NEED_DATA("data/tokenizers/llama3/tokenizer.json.xz");
-  const fs::path folder = DataRoot() / "data/tokenizers/llama3";
+// A tokenizer whose file is compressed in the data folder; null without the program xz.
+std::unique_ptr<Tokenizer> LoadCompressed(const std::string& name) {
+  const fs::path folder = DataRoot() / "data/tokenizers" / name;
   TokenizerFiles files;
   files.tokenizer_json = Uncompressed(folder / "tokenizer.json.xz");
-  if (files.tokenizer_json->empty()) GTEST_SKIP() << "needs the program xz";
+  if (files.tokenizer_json->empty()) return nullptr;
   files.tokenizer_config = ReadText(folder / "tokenizer_config.json");
-  const auto tokenizer = MakeTokenizer(files);
+  auto tokenizer = MakeTokenizer(files);
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
+}
+
+TEST(TokenizerGoldenTest, Llama3GivesTheIdsOfHuggingFaceAndLlamaCpp) {
+  NEED_DATA("data/tokenizers/llama3/tokenizer.json.xz");
+  const auto tokenizer = LoadCompressed("llama3");
+  if (tokenizer == nullptr) GTEST_SKIP() << "needs the program xz";
+  EXPECT_EQ(tokenizer->vocab_size(), 128256);
+  EXPECT_EQ(tokenizer->prompt_bos(), 128000);
+  ExpectGoldenIds(*tokenizer, "llama3");
+  ExpectVectors(*tokenizer, "llama-bpe");
+}
+
+TEST(TokenizerGoldenTest, QwenGivesTheIdsOfHuggingFaceAndLlamaCpp) {
+  NEED_DATA("data/tokenizers/qwen/tokenizer.json.xz");
+  const auto tokenizer = LoadCompressed("qwen");
+  if (tokenizer == nullptr) GTEST_SKIP() << "needs the program xz";
+  EXPECT_EQ(tokenizer->prompt_bos(), std::nullopt);
+  ExpectGoldenIds(*tokenizer, "qwen");
+  ExpectVectors(*tokenizer, "qwen2");
+}
+
+TEST(TokenizerGoldenTest, Llama2GivesTheIdsOfHuggingFaceAndLlamaCpp) {
+  NEED_DATA("data/tokenizers/llama2/tokenizer.json");
+  const auto tokenizer = LoadNamed("llama2");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_EQ((*tokenizer)->vocab_size(), 128256);
-  EXPECT_EQ((*tokenizer)->prompt_bos(), 128000);
-  ExpectGoldenIds(**tokenizer, "llama3");
+  EXPECT_EQ((*tokenizer)->vocab_size(), 32000);
+  EXPECT_EQ((*tokenizer)->prompt_bos(), 1);
+  EXPECT_EQ((*tokenizer)->eos(), 2);
+  ExpectGoldenIds(**tokenizer, "llama2");
+  ExpectVectors(**tokenizer, "llama-spm");
 }
 
 TEST(TokenizerGoldenTest, StoryModelPromptsAreThoseOfItsReference) {

@@ -155,11 +155,11 @@ TEST(TokenizerLoaderTest, UnknownKindsAreNamed) {
     return json;
   };
   const auto kind = [](const char* type) { return Json{{"type", type}}; };
-  ExpectUnsupported(with("normalizer", kind("NFC")), "tokenizer: unsupported normalizer 'NFC'");
+  ExpectUnsupported(with("normalizer", kind("NFKC")), "tokenizer: unsupported normalizer 'NFKC'");
   ExpectUnsupported(with("pre_tokenizer", kind("Metaspace")),
                     "tokenizer: unsupported pre_tokenizer 'Metaspace'");
   ExpectUnsupported(with("pre_tokenizer", nullptr), "unsupported pre_tokenizer '(no ByteLevel)'");
-  ExpectUnsupported(with("decoder", kind("Metaspace")), "unsupported decoder 'Metaspace'");
+  ExpectUnsupported(with("decoder", kind("WordPiece")), "unsupported decoder 'WordPiece'");
   ExpectUnsupported(with("decoder", nullptr), "unsupported decoder '(none)'");
   ExpectUnsupported(with("post_processor", kind("BertProcessing")),
                     "unsupported post_processor 'BertProcessing'");
