@@ -227,8 +227,23 @@ absl::Status CheckFlags(const Flags& flags) {
   if (!flags.plot.empty() && flags.figure == 0) {
     return InvalidArgumentError("--plot draws a figure; it needs --figure");
   }
+  const bool timed = flags.figure == 0 || flags.figure == 7 || flags.figure == 8;
+  if (flags.path != "auto" && !timed) {
+    return InvalidArgumentError("--path {}: figure {} {}", flags.path, flags.figure,
+                                flags.figure == 11 ? "goes through the paths itself" : "runs none");
+  }
+  if (flags.shared_kb != 0 && !timed && flags.figure != 11) {
+    return InvalidArgumentError("--smem {}: figure {} runs no kernel", flags.shared_kb,
+                                flags.figure);
+  }
   FQ_RETURN_IF_ERROR(CheckWritable(flags.csv));
   return CheckWritable(flags.plot);
+}
+
+bench::WeightCopies CopiesOf(const Flags& flags) {
+  return flags.path == "bulk"   ? bench::WeightCopies::kBulk
+         : flags.path == "sm80" ? bench::WeightCopies::kCpAsync
+                                : bench::WeightCopies::kAuto;
 }
 
 absl::Status RunBenchKernel(const Flags& flags) {
@@ -240,6 +255,8 @@ absl::Status RunBenchKernel(const Flags& flags) {
     options.ms = flags.ms;
     options.densities = flags.densities;
     options.num_threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    options.copies = CopiesOf(flags);
+    options.shared_kb = flags.shared_kb;
     return RunFigure(options, flags);
   }
   KernelBenchOptions options;
@@ -247,9 +264,7 @@ absl::Status RunBenchKernel(const Flags& flags) {
   options.ms = flags.ms.empty() ? std::vector<int>{1, 2, 4, 8, 16, 32} : flags.ms;
   if (!flags.densities.empty()) options.densities = flags.densities;
   options.unfused = true;
-  options.copies = flags.path == "bulk"   ? bench::WeightCopies::kBulk
-                   : flags.path == "sm80" ? bench::WeightCopies::kCpAsync
-                                          : bench::WeightCopies::kAuto;
+  options.copies = CopiesOf(flags);
   options.shared_kb = flags.shared_kb;
   return RunTable(options, flags);
 }
@@ -275,9 +290,11 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
       ->delimiter(',');
   command->add_option("--csv", flags->csv, "also write the numbers to this file");
   command
-      ->add_option("--figure", flags->figure,
-                   "7 speedup by outliers, 8 speedup by rows, 9 preprocessing time, 10 storage, "
-                   "11 ablation, 12 memory traffic (9, 10 and 12 need no GPU)")
+      ->add_option(
+          "--figure", flags->figure,
+          "7 speedup by outliers, 8 speedup by rows, 9 preprocessing time, 10 storage, "
+          "11 ablation of the paper's mapping and of this kernel, 12 memory traffic (9, 10 and 12 "
+          "need no GPU)")
       ->check(CLI::Range(bench::kFirstPaperFigure, bench::kLastPaperFigure));
   command->add_option("--plot", flags->plot, "draw the figure to this SVG file");
   command

@@ -120,7 +120,11 @@ TEST_F(BenchCommandTest, ExitCodesTellWhatWasWrong) {
                                                        {"--figure", "6"},
                                                        {"--plot", File("x.svg")},
                                                        {"--path", "teleport"},
-                                                       {"--figure", "12", "--m", "8,16"}};
+                                                       {"--figure", "12", "--m", "8,16"},
+                                                       {"--figure", "9", "--smem", "99"},
+                                                       {"--figure", "10", "--path", "sm80"},
+                                                       {"--figure", "11", "--path", "bulk"},
+                                                       {"--figure", "12", "--smem", "99"}};
   for (const std::vector<std::string>& flags : wrong) {
     Run(flags);
     EXPECT_EQ(exit_code_, kExitUsage) << flags[0] << " " << flags[1];
