@@ -40,13 +40,52 @@ struct RmsNormParams {
   void* out = nullptr;           // [num_rows, hidden] act; may alias x
 };
 
+// As RmsNormParams, with the mean taken out first and a bias: LayerNorm.
+struct LayerNormParams {
+  int32_t num_rows = 0;
+  int32_t hidden = 0;
+  float epsilon = 1e-5f;
+  const void* x = nullptr;       // [num_rows, hidden] act
+  void* residual = nullptr;      // [num_rows, hidden] act, updated in place; may be null
+  const void* weight = nullptr;  // [hidden] FP32
+  const void* bias = nullptr;    // [hidden] FP32
+  void* out = nullptr;           // [num_rows, hidden] act; may alias x
+};
+
+// RMSNorm of each query and key head by itself, in place; values are left alone.
+struct HeadNormParams {
+  int32_t num_tokens = 0;
+  int32_t num_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  float epsilon = 1e-6f;
+  void* qkv = nullptr;             // [num_tokens, (H + 2 H_kv) * D] act: q, then k, then v
+  const void* q_weight = nullptr;  // [D] FP32, shared by the heads
+  const void* k_weight = nullptr;  // [D] FP32
+};
+
+// x[i, :] += table[positions[i], :].
+struct AddPositionsParams {
+  int32_t num_tokens = 0;
+  int32_t hidden = 0;
+  const int32_t* positions = nullptr;  // [num_tokens], each a row of the table
+  const float* table = nullptr;        // [any, hidden]
+  void* x = nullptr;                   // [num_tokens, hidden] act
+};
+
+// x = max(x, 0) in place; NaN stays.
+struct ReluParams {
+  int64_t count = 0;
+  void* x = nullptr;  // [count] act
+};
+
 // y[M, N] = x[M, K] * (dequant(W_Q) + W_O) + bias, or the dense weight's product; overwrites y.
 struct LinearParams {
   int32_t num_rows = 0;                  // M >= 1
   const LinearWeight* weight = nullptr;  // K and N
   const void* x = nullptr;               // [M, K] act
   void* y = nullptr;                     // [M, N] y_dtype
-  DType y_dtype = DType::kF32;           // act, or FP32 for logits
+  DType y_dtype = DType::kF32;  // act, or FP32 for logits, perhaps of values rounded to act
 };
 
 // Rotates q and k in place (Hugging Face's half-split pairing: i with i + D/2) and writes k and v

@@ -1,5 +1,6 @@
 #include "engine/model/model_layout.h"
 
+#include "engine/checkpoint/quantized_tensors.h"
 #include "fmt/format.h"
 
 namespace flashquant {
@@ -39,6 +40,11 @@ LinearShape EmbeddingShape(const ModelConfig& config) {
 
 LinearShape HeadShape(const ModelConfig& config) {
   return {{{std::string(kHeadName), config.vocab_size, false}}, config.hidden_size};
+}
+
+bool HasOwnHead(const TensorSource& tensors, const ModelConfig& config) {
+  return !config.tie_word_embeddings || IsQuantizedLinear(tensors, kHeadName) ||
+         tensors.Find(fmt::format("{}.weight", kHeadName)) != nullptr;
 }
 
 }  // namespace flashquant

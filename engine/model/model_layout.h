@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/checkpoint/tensor_source.h"
 #include "engine/model/model_config.h"
 
 namespace flashquant {
@@ -41,5 +42,8 @@ std::array<std::string, 2> LayerNorms(int32_t layer);
 // The embedding table and the head, which has the same shape.
 LinearShape EmbeddingShape(const ModelConfig& config);
 LinearShape HeadShape(const ModelConfig& config);
+// Whether the checkpoint has a head besides the embedding table: a tied one may be stored on its
+// own, as an INT4 layer.
+bool HasOwnHead(const TensorSource& tensors, const ModelConfig& config);
 
 }  // namespace flashquant

@@ -39,7 +39,7 @@ struct ModelWeights {
 // Told after each layer: layers done, layers in all.
 using LoadProgress = std::function<void(int32_t, int32_t)>;
 
-// Reads, checks and packs one layer after the other; holds one layer's canonical tensors at a time.
+// Reads, checks and packs one layer after the other, the next few linear layers read ahead.
 // Errors of the checkpoint with the layer's name (DATA_LOSS, missing tensor, wrong shape), of the
 // backend as they are.
 absl::StatusOr<ModelWeights> LoadModelWeights(const Checkpoint& checkpoint,

@@ -272,8 +272,9 @@ absl::Status RunBenchKernel(const Flags& flags) {
 }  // namespace
 
 void AddBenchCommand(CLI::App& app, int* exit_code) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure kernels on this machine");
+  CLI::App* bench = app.add_subcommand("bench", "Measure kernels or the engine on this machine");
   bench->require_subcommand(1);
+  AddBenchEngineCommand(*bench, exit_code);
   auto flags = std::make_shared<Flags>();
   CLI::App* command = bench->add_subcommand(
       "kernel",

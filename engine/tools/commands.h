@@ -14,5 +14,7 @@ void AddPerplexityCommand(CLI::App& app, int* exit_code);
 void AddCompareCommand(CLI::App& app, int* exit_code);
 void AddCompleteCommand(CLI::App& app, int* exit_code);
 void AddBenchCommand(CLI::App& app, int* exit_code);
+// Of the command `bench`.
+void AddBenchEngineCommand(CLI::App& bench, int* exit_code);
 
 }  // namespace flashquant

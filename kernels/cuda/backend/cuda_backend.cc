@@ -140,7 +140,11 @@ absl::Status CudaBackend::Linear(const LinearParams& params) {
   const auto& weight = static_cast<const CudaLinearWeight&>(*params.weight);
   const FusedWeight* fused = weight.fused();
   const bool y_is_float = params.y_dtype == DType::kF32;
-  if (fused != nullptr && params.num_rows <= kMaxFusedRows && !y_is_float) {
+  if (fused != nullptr && y_is_float) {
+    return fused_linear_->RunToFloat(*fused, params.num_rows, params.x,
+                                     static_cast<float*>(params.y));
+  }
+  if (fused != nullptr && params.num_rows <= kMaxFusedRows) {
     return fused_linear_->Run(*fused, params.num_rows, params.x, params.y);
   }
   const void* matrix = weight.matrix();

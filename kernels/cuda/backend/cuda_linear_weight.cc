@@ -71,6 +71,10 @@ void ReadDenseRow(const LinearPart& part, int64_t row, std::span<float> out) {
 // Converts a part row by row and copies it to its rows of the matrix.
 absl::Status CopyPart(const LinearPart& part, int64_t first_row, Backend* backend, void* matrix) {
   const int64_t k = part.k();
+  if (part.int4 == nullptr && part.dense.dtype == DType::kBF16) {
+    return backend->CopyToDevice(static_cast<BFloat16*>(matrix) + first_row * k, part.dense.data,
+                                 part.n() * k * int64_t{sizeof(BFloat16)});
+  }
   FQ_ASSIGN_OR_RETURN(const std::vector<Outlier> outliers, CollectOutliers(part));
   const int64_t rows_at_once = std::clamp<int64_t>(kStagedElements / k, 1, part.n());
   std::vector<float> row_values(static_cast<size_t>(k));
@@ -98,6 +102,8 @@ absl::Status CopyPart(const LinearPart& part, int64_t first_row, Backend* backen
   return absl::OkStatus();
 }
 
+}  // namespace
+
 absl::StatusOr<DeviceBuffer> CopyBias(std::span<const LinearPart> parts, int64_t n,
                                       Backend* backend) {
   if (std::all_of(parts.begin(), parts.end(),
@@ -114,8 +120,6 @@ absl::StatusOr<DeviceBuffer> CopyBias(std::span<const LinearPart> parts, int64_t
   FQ_RETURN_IF_ERROR(backend->CopyToDevice(buffer.data(), bias.data(), num_bytes));
   return buffer;
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaLinearWeight>> MakeDenseWeight(std::span<const LinearPart> parts,
                                                                   Backend* backend) {

@@ -24,14 +24,15 @@ class CudaLinearWeight final : public LinearWeight {
         bias_(std::move(bias)),
         is_table_(is_table) {}
   explicit CudaLinearWeight(FusedWeight fused)
-      : LinearWeight(fused.layout.n, fused.layout.k, fused.bytes.num_bytes()),
+      : LinearWeight(fused.layout.n, fused.layout.k,
+                     fused.bytes.num_bytes() + fused.bias.num_bytes()),
         fused_(std::move(fused)) {}
 
-  // Null for a layer in the fused kernel's form, which has no matrix and no bias.
+  // Null for a layer that is not in the fused kernel's form, which has no matrix.
   const FusedWeight* fused() const { return fused_.has_value() ? &*fused_ : nullptr; }
   const void* matrix() const { return matrix_.data(); }
   // Zero for parts without; null when no part has one.
-  const void* bias() const { return bias_.data(); }
+  const void* bias() const { return fused_.has_value() ? fused_->bias.data() : bias_.data(); }
   // No part is INT4: may serve as an embedding table.
   bool is_table() const { return is_table_; }
 
@@ -46,5 +47,9 @@ class CudaLinearWeight final : public LinearWeight {
 // broken INT4 weight. UNIMPLEMENTED for outliers in FP16.
 absl::StatusOr<std::unique_ptr<CudaLinearWeight>> MakeDenseWeight(std::span<const LinearPart> parts,
                                                                   Backend* backend);
+
+// All parts' biases [n] in BF16, zeros for those without; empty when no part has one.
+absl::StatusOr<DeviceBuffer> CopyBias(std::span<const LinearPart> parts, int64_t n,
+                                      Backend* backend);
 
 }  // namespace flashquant::cuda

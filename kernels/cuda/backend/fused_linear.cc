@@ -8,10 +8,14 @@
 
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/backend/canonical_upload.h"
+#include "kernels/cuda/backend/cuda_linear_weight.h"
 #include "kernels/cuda/backend/cuda_status.h"
 #include "kernels/cuda/backend/join_packed.h"
+#include "kernels/cuda/backend/op_launchers.h"
 #include "kernels/cuda/backend/unpack_weight.h"
 #include "kernels/cuda/linear_w4a16/pack.h"
+#include "kernels/cuda/linear_w4a16/pack_device.h"
 
 namespace flashquant::cuda {
 namespace {
@@ -21,8 +25,7 @@ constexpr int32_t kMaxStrips = 65535;  // blocks along y in the grid of LaunchUn
 constexpr unsigned kMaxPackThreads = 16;
 
 bool Takes(const LinearPart& part) {
-  return part.int4 != nullptr && part.bias == nullptr && part.n() % kSizeMultiple == 0 &&
-         part.k() % kSizeMultiple == 0 &&
+  return part.int4 != nullptr && part.n() % kSizeMultiple == 0 && part.k() % kSizeMultiple == 0 &&
          (part.outliers == nullptr ||
           part.outliers->geometry().value_type == TileCooValueType::kBFloat16);
 }
@@ -50,7 +53,8 @@ PackedLinear PackPart(const LinearPart& part) {
   return PackLinear(arrays, outliers, static_cast<int>(threads));
 }
 
-// Makes room for num_bytes, zeroed. Only while layers are loaded: nothing is in flight then.
+// Makes room for num_bytes, zeroed. What the buffer held is freed first, which waits for what is in
+// flight and ends recordings: for loading, and for the first time that something is needed.
 absl::Status Grow(int64_t num_bytes, Backend* backend, DeviceBuffer* buffer) {
   if (num_bytes <= buffer->num_bytes()) return absl::OkStatus();
   *buffer = DeviceBuffer();
@@ -73,23 +77,51 @@ absl::StatusOr<std::unique_ptr<FusedLinear>> FusedLinear::Create(Backend* backen
 absl::StatusOr<std::optional<FusedWeight>> FusedLinear::Pack(std::span<const LinearPart> parts) {
   FQ_RETURN_IF_ERROR(CheckLinearParts(parts));
   if (!std::all_of(parts.begin(), parts.end(), Takes)) return std::nullopt;
+  FQ_ASSIGN_OR_RETURN(FusedWeight weight,
+                      IsCanonicallyJoinable(parts) ? PackOnGpu(parts) : PackOnHost(parts));
+  if (weight.bytes.num_bytes() == 0) return std::nullopt;
+  FQ_ASSIGN_OR_RETURN(weight.bias, CopyBias(parts, weight.layout.n, backend_));
+  FQ_RETURN_IF_ERROR(Reserve(weight));
+  return weight;
+}
+
+bool FusedLinear::ChoosePlans(FusedWeight* weight) const {
+  weight->passes = ChoosePassPlans(weight->layout, device_);
+  return weight->passes[0].rows_per_pass != 0 && weight->layout.num_strips <= kMaxStrips;
+}
+
+absl::StatusOr<FusedWeight> FusedLinear::PackOnHost(std::span<const LinearPart> parts) const {
+  FusedWeight weight;
   std::vector<PackedLinear> packed;
   for (const LinearPart& part : parts) {
     packed.push_back(PackPart(part));
     const size_t last = packed.size() - 1;
-    if (last > 0 && !CanFollow(packed[last - 1].layout, packed[last].layout)) return std::nullopt;
+    if (last > 0 && !CanFollow(packed[last - 1].layout, packed[last].layout)) return weight;
   }
   const PackedLinear joined = packed.size() == 1 ? std::move(packed[0]) : JoinPacked(packed);
-  FusedWeight weight;
   weight.layout = joined.layout;
-  weight.passes = ChoosePassPlans(joined.layout, device_);
-  if (weight.passes[0].rows_per_pass == 0 || joined.layout.num_strips > kMaxStrips) {
-    return std::nullopt;
-  }
+  if (!ChoosePlans(&weight)) return weight;
   FQ_ASSIGN_OR_RETURN(weight.bytes, backend_->Allocate(joined.layout.num_bytes));
   FQ_RETURN_IF_ERROR(
       backend_->CopyToDevice(weight.bytes.data(), joined.bytes.data(), joined.layout.num_bytes));
-  FQ_RETURN_IF_ERROR(Reserve(weight));
+  return weight;
+}
+
+absl::StatusOr<FusedWeight> FusedLinear::PackOnGpu(std::span<const LinearPart> parts) {
+  FusedWeight weight;
+  const CanonicalLayer sizes = PlaceCanonicalLayer(parts, nullptr);
+  const int64_t scratch_bytes = DevicePackScratchBytes(sizes.weight);
+  FQ_RETURN_IF_ERROR(Grow(sizes.num_bytes + scratch_bytes, backend_, &staging_));
+  const CanonicalLayer layer = PlaceCanonicalLayer(parts, staging_.As<uint8_t>());
+  FQ_RETURN_IF_ERROR(UploadCanonicalLayer(parts, layer, backend_));
+  uint8_t* const scratch = staging_.As<uint8_t>() + layer.num_bytes;
+  FQ_RETURN_IF_ERROR(ToStatus(
+      LayOutOnDevice(layer.weight, layer.outliers, scratch, stream_, &weight.layout), "packing"));
+  if (!ChoosePlans(&weight)) return weight;
+  FQ_ASSIGN_OR_RETURN(weight.bytes, backend_->Allocate(weight.layout.num_bytes));
+  FQ_RETURN_IF_ERROR(ToStatus(PackOnDevice(layer.weight, layer.outliers, weight.layout, scratch,
+                                           weight.bytes.As<uint8_t>(), stream_),
+                              "packing"));
   return weight;
 }
 
@@ -100,11 +132,36 @@ absl::Status FusedLinear::Reserve(const FusedWeight& weight) {
     FQ_RETURN_IF_ERROR(Grow(std::max<int64_t>(num_bytes, 16), backend_, &workspace_));
   }
   const int64_t counters = int64_t{layout.num_strips};
-  FQ_RETURN_IF_ERROR(Grow(counters * int64_t{sizeof(uint32_t)}, backend_, &counters_));
-  return Grow(int64_t{layout.n} * layout.k * int64_t{sizeof(BFloat16)}, backend_, &matrix_);
+  return Grow(counters * int64_t{sizeof(uint32_t)}, backend_, &counters_);
 }
 
 absl::Status FusedLinear::Run(const FusedWeight& weight, int32_t num_rows, const void* x, void* y) {
+  FQ_RETURN_IF_ERROR(Multiply(weight, num_rows, x, y));
+  if (weight.bias.num_bytes() == 0) return absl::OkStatus();
+  return ToStatus(LaunchAddBias(weight.bias.data(), num_rows, weight.layout.n, y, stream_),
+                  "linear bias");
+}
+
+absl::Status FusedLinear::RunToFloat(const FusedWeight& weight, int32_t num_rows, const void* x,
+                                     float* y) {
+  constexpr int64_t kElementBytes = sizeof(BFloat16);
+  const int64_t n = weight.layout.n;
+  const int32_t rows_at_once = std::min(num_rows, kMaxFusedRows);
+  FQ_RETURN_IF_ERROR(Grow(rows_at_once * n * kElementBytes, backend_, &rounded_));
+  for (int32_t row = 0; row < num_rows; row += rows_at_once) {
+    const int32_t count = std::min(rows_at_once, num_rows - row);
+    const auto* rows = static_cast<const uint8_t*>(x) + row * weight.layout.k * kElementBytes;
+    FQ_RETURN_IF_ERROR(Multiply(weight, count, rows, rounded_.data()));
+    FQ_RETURN_IF_ERROR(
+        ToStatus(LaunchWiden(rounded_.data(), weight.bias.data(), count, n, y + row * n, stream_),
+                 "linear to FP32"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedLinear::Multiply(const FusedWeight& weight, int32_t num_rows, const void* x,
+                                   void* y) {
+  staging_ = DeviceBuffer();  // layers have been loaded
   LinearW4A16Params params;
   params.x = x;
   params.y = y;
@@ -123,6 +180,8 @@ absl::Status FusedLinear::Run(const FusedWeight& weight, int32_t num_rows, const
 }
 
 absl::StatusOr<const void*> FusedLinear::Unpack(const FusedWeight& weight) {
+  const int64_t num_bytes = int64_t{weight.layout.n} * weight.layout.k * int64_t{sizeof(BFloat16)};
+  FQ_RETURN_IF_ERROR(Grow(num_bytes, backend_, &matrix_));
   FQ_RETURN_IF_ERROR(
       ToStatus(LaunchUnpackWeight(weight.layout, weight.bytes.As<uint8_t>(),
                                   unpack_tables_.As<UnpackTables>(), matrix_.data(), stream_),

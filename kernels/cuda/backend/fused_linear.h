@@ -23,29 +23,39 @@ inline constexpr int32_t kMaxFusedRows = 64;
 struct FusedWeight {
   PackedLayout layout;
   DeviceBuffer bytes;
+  DeviceBuffer bias;               // [n] BF16, or empty
   std::array<PassPlan, 3> passes;  // see ChoosePassPlans
 };
 
-// Used from one thread, on one stream. Owns what the launches share: partial sums, counters and the
-// scratch matrix, sized by Pack for the largest layer.
+// Used from one thread, on one stream. Owns what the launches share: partial sums and counters,
+// sized by Pack for the largest layer, and scratch memory that grows when it is first needed.
 class FusedLinear final {
  public:
   static absl::StatusOr<std::unique_ptr<FusedLinear>> Create(Backend* backend, cudaStream_t stream);
 
-  // nullopt when the kernel does not take this layer: a part that is not INT4, a bias, N or K not a
+  // nullopt when the kernel does not take this layer: a part that is not INT4, N or K not a
   // multiple of 8, N above 2 million, parts that cannot be joined, no plan for this device. Errors
-  // of the parts themselves as CheckLinearParts gives them.
+  // of the parts themselves as CheckLinearParts gives them. Packed on the device; on the host when
+  // parts do not end where tiles of outliers do.
   absl::StatusOr<std::optional<FusedWeight>> Pack(std::span<const LinearPart> parts);
 
-  // y[num_rows, n] = x[num_rows, k] * W, both BF16; 1 <= num_rows <= kMaxFusedRows.
+  // y[num_rows, n] = x[num_rows, k] * W + bias, both BF16; 1 <= num_rows <= kMaxFusedRows.
   absl::Status Run(const FusedWeight& weight, int32_t num_rows, const void* x, void* y);
+  // The same for any number of rows with y in FP32: the product is rounded to BF16 on its way.
+  absl::Status RunToFloat(const FusedWeight& weight, int32_t num_rows, const void* x, float* y);
 
   // The layer as a BF16 matrix [n, k], valid for ops queued before the next Unpack.
   absl::StatusOr<const void*> Unpack(const FusedWeight& weight);
 
  private:
   FusedLinear(Backend* backend, cudaStream_t stream) : backend_(backend), stream_(stream) {}
+  // Without bytes: the kernel does not take the layer.
+  absl::StatusOr<FusedWeight> PackOnHost(std::span<const LinearPart> parts) const;
+  absl::StatusOr<FusedWeight> PackOnGpu(std::span<const LinearPart> parts);
+  // False: the kernel cannot run this layout here.
+  bool ChoosePlans(FusedWeight* weight) const;
   absl::Status Reserve(const FusedWeight& weight);
+  absl::Status Multiply(const FusedWeight& weight, int32_t num_rows, const void* x, void* y);
 
   Backend* const backend_;
   const cudaStream_t stream_;
@@ -53,7 +63,9 @@ class FusedLinear final {
   DeviceBuffer unpack_tables_;
   DeviceBuffer workspace_;
   DeviceBuffer counters_;  // zero between launches
-  DeviceBuffer matrix_;
+  DeviceBuffer matrix_;    // see Unpack
+  DeviceBuffer rounded_;   // products of RunToFloat
+  DeviceBuffer staging_;   // canonical arrays while layers are packed
 };
 
 }  // namespace flashquant::cuda

@@ -34,6 +34,13 @@ cudaError_t LaunchGatherRows(const GatherRowsParams& params, cudaStream_t stream
 cudaError_t LaunchFillBias(const void* bias, int64_t num_rows, int64_t n, bool y_is_float, void* y,
                            cudaStream_t stream);
 
+// y[row, :] += bias, in BF16, rounded once more.
+cudaError_t LaunchAddBias(const void* bias, int64_t num_rows, int64_t n, void* y,
+                          cudaStream_t stream);
+// to[row, :] = from[row, :] + bias; `from` BF16, `bias` [n] BF16 or null, `to` FP32.
+cudaError_t LaunchWiden(const void* from, const void* bias, int64_t num_rows, int64_t n, float* to,
+                        cudaStream_t stream);
+
 // Equal in meaning to the CPU's sampling: the same filters in the same order, the same random
 // number of (seed, output position). Weights are summed in fixed point (2^-40 of the largest), so
 // the draw does not depend on the order of the sums. Bans write -infinity into the logits.

@@ -49,7 +49,48 @@ __global__ void FillBiasKernel(const __nv_bfloat16* bias, int64_t n, T* y) {
   for (int64_t i = threadIdx.x; i < n; i += kThreads) row[i] = static_cast<T>(bias[i]);
 }
 
+// A block takes kThreads * kPerThread elements of a row.
+constexpr int kPerThread = 8;
+
+// Grid: (parts of a row, rows). T: what is written, BF16 over `from` or FP32.
+template <typename T>
+__global__ void AddBiasKernel(const __nv_bfloat16* from, const __nv_bfloat16* bias, int64_t n,
+                              T* to) {
+  BeginDependent();
+  const int64_t row = static_cast<int64_t>(blockIdx.y) * n;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads * kPerThread + threadIdx.x;
+#pragma unroll
+  for (int j = 0; j < kPerThread; ++j) {
+    const int64_t i = begin + j * kThreads;
+    if (i >= n) break;
+    float value = __bfloat162float(from[row + i]);
+    if (bias != nullptr) value += __bfloat162float(bias[i]);
+    to[row + i] = static_cast<T>(value);
+  }
+}
+
+template <typename T>
+cudaError_t LaunchAddBiasTo(const void* from, const void* bias, int64_t num_rows, int64_t n, T* to,
+                            cudaStream_t stream) {
+  if (num_rows == 0) return cudaSuccess;
+  constexpr int64_t kPart = kThreads * kPerThread;
+  const dim3 grid(static_cast<unsigned>((n + kPart - 1) / kPart), static_cast<unsigned>(num_rows));
+  return LaunchDependent(AddBiasKernel<T>, grid, kThreads, 0, stream,
+                         static_cast<const __nv_bfloat16*>(from),
+                         static_cast<const __nv_bfloat16*>(bias), n, to);
+}
+
 }  // namespace
+
+cudaError_t LaunchAddBias(const void* bias, int64_t num_rows, int64_t n, void* y,
+                          cudaStream_t stream) {
+  return LaunchAddBiasTo(y, bias, num_rows, n, static_cast<__nv_bfloat16*>(y), stream);
+}
+
+cudaError_t LaunchWiden(const void* from, const void* bias, int64_t num_rows, int64_t n, float* to,
+                        cudaStream_t stream) {
+  return LaunchAddBiasTo(from, bias, num_rows, n, to, stream);
+}
 
 cudaError_t HasDeviceCode() {
   cudaFuncAttributes attributes;

@@ -9,12 +9,14 @@
 
 namespace flashquant::cuda {
 
-// The first statement of every kernel that LaunchDependent launches: returns when the kernel before
-// has ended and its writes can be seen, then lets the next kernel start its own wait.
+// The first statement of every kernel that LaunchDependent launches: lets the next kernel's blocks
+// be placed and start their own wait, and returns when the kernel before has ended and its writes
+// can be seen. A kernel's blocks are all placed before one of the next is, and what a kernel waits
+// for has itself waited, so the order of their work is that of the stream.
 __device__ __forceinline__ void BeginDependent() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 

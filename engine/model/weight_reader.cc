@@ -1,0 +1,149 @@
+#include "engine/model/weight_reader.h"
+
+#include <string_view>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace flashquant {
+
+absl::StatusOr<LinearStorage> WeightReader::ReadLinear(const LinearShape& shape) const {
+  LinearStorage storage(shape.parts.size());
+  for (size_t i = 0; i < shape.parts.size(); ++i) {
+    FQ_RETURN_IF_ERROR(ReadPart(shape.parts[i], shape.k, &storage[i]));
+  }
+  return storage;
+}
+
+absl::StatusOr<std::vector<float>> WeightReader::ReadNorm(const std::string& name) const {
+  FQ_ASSIGN_OR_RETURN(const TensorInfo* info, Require(name, {config_.hidden_size}));
+  std::vector<float> values(static_cast<size_t>(config_.hidden_size));
+  FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(*info, 0, info->num_rows(), values.data()));
+  return values;
+}
+
+absl::StatusOr<const TensorInfo*> WeightReader::Require(const std::string& name,
+                                                        const std::vector<int64_t>& shape) const {
+  const TensorInfo* info = tensors_.Find(name);
+  if (info == nullptr) return DataLossError("tensor {}: missing", name);
+  if (info->shape != shape) {
+    return DataLossError("tensor {}: wrong shape (needs [{}], got [{}])", name,
+                         fmt::join(shape, ", "), fmt::join(info->shape, ", "));
+  }
+  return info;
+}
+
+absl::Status WeightReader::ReadPart(const LinearPartShape& name, int64_t k,
+                                    PartStorage* storage) const {
+  if (name.has_bias) {
+    const std::string bias_name = name.name + ".bias";
+    FQ_ASSIGN_OR_RETURN(const TensorInfo* info, Require(bias_name, {name.n}));
+    if (info->dtype != DType::kBF16) {
+      return UnimplementedError("tensor {}: dtype {} (needs BF16)", bias_name,
+                                DTypeName(info->dtype));
+    }
+    FQ_ASSIGN_OR_RETURN(storage->bias, tensors_.ReadBytes(bias_name));
+    storage->part.bias = reinterpret_cast<const BFloat16*>(storage->bias.data());
+  }
+  if (IsQuantizedLinear(tensors_, name.name)) return ReadQuantizedPart(name, k, storage);
+  return ReadDensePart(name, k, storage);
+}
+
+absl::Status WeightReader::ReadQuantizedPart(const LinearPartShape& name, int64_t k,
+                                             PartStorage* storage) const {
+  if (!config_.quantization.has_value()) {
+    return DataLossError("tensor {}.qweight: config.json has no quantization_config", name.name);
+  }
+  FQ_ASSIGN_OR_RETURN(storage->quantized,
+                      ReadQuantizedLinear(tensors_, *config_.quantization, name.name, name.n, k));
+  storage->part.int4 = &storage->quantized.weight;
+  if (storage->quantized.outliers.has_value()) {
+    storage->part.outliers = &*storage->quantized.outliers;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WeightReader::ReadDensePart(const LinearPartShape& name, int64_t k,
+                                         PartStorage* storage) const {
+  const std::string weight_name = name.name + ".weight";
+  FQ_ASSIGN_OR_RETURN(const TensorInfo* info, Require(weight_name, {name.n, k}));
+  switch (info->dtype) {
+    case DType::kBF16:
+    case DType::kF16:
+    case DType::kF32:
+      break;
+    case DType::kI8: {
+      const std::string scale_name = weight_name + "_scale";
+      FQ_ASSIGN_OR_RETURN(const TensorInfo* scale, Require(scale_name, {name.n, 1}));
+      if (scale->dtype != DType::kBF16) {
+        return DataLossError("tensor {}: dtype {} (needs BF16)", scale_name,
+                             DTypeName(scale->dtype));
+      }
+      FQ_ASSIGN_OR_RETURN(storage->row_scales, tensors_.ReadBytes(scale_name));
+      storage->part.row_scales = reinterpret_cast<const BFloat16*>(storage->row_scales.data());
+      for (int64_t row = 0; row < name.n; ++row) {
+        if (!IsFinite(storage->part.row_scales[row])) {
+          return DataLossError("tensor {}: row {} is not finite", scale_name, row);
+        }
+      }
+      break;
+    }
+    default:
+      return DataLossError("tensor {}: dtype {} (needs BF16, F16, F32 or I8)", weight_name,
+                           DTypeName(info->dtype));
+  }
+  FQ_ASSIGN_OR_RETURN(storage->dense, tensors_.ReadBytes(weight_name));
+  storage->part.dense = TensorView{storage->dense.data(), info->dtype, {name.n, k}};
+  return absl::OkStatus();
+}
+
+LinearReadAhead::LinearReadAhead(const WeightReader* reader, std::vector<LinearShape> shapes,
+                                 int num_threads)
+    : reader_(reader),
+      shapes_(std::move(shapes)),
+      window_(static_cast<size_t>(num_threads)),
+      read_(shapes_.size()) {
+  for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Work(); });
+}
+
+LinearReadAhead::~LinearReadAhead() {
+  {
+    MutexLock lock(&mu_);
+    stop_ = true;
+    changed_.NotifyAll();
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void LinearReadAhead::Work() {
+  for (;;) {
+    size_t index = 0;
+    {
+      MutexLock lock(&mu_);
+      while (!stop_ && next_read_ < shapes_.size() && next_read_ >= next_taken_ + window_) {
+        changed_.Wait(&mu_);
+      }
+      if (stop_ || next_read_ == shapes_.size()) return;
+      index = next_read_++;
+    }
+    absl::StatusOr<LinearStorage> storage = reader_->ReadLinear(shapes_[index]);
+    MutexLock lock(&mu_);
+    read_[index] = std::move(storage);
+    changed_.NotifyAll();
+  }
+}
+
+absl::StatusOr<LinearStorage> LinearReadAhead::Take() {
+  MutexLock lock(&mu_);
+  FQ_CHECK(next_taken_ < shapes_.size());
+  std::optional<absl::StatusOr<LinearStorage>>& place = read_[next_taken_];
+  while (!place.has_value()) changed_.Wait(&mu_);
+  absl::StatusOr<LinearStorage> storage = *std::move(place);
+  place.reset();
+  ++next_taken_;
+  changed_.NotifyAll();
+  return storage;
+}
+
+}  // namespace flashquant
