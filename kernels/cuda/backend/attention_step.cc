@@ -63,8 +63,10 @@ absl::Status AttentionStep::RunSingleRows(const PagedAttentionParams& params,
   DecodeAttentionParams decode;
   decode.attention = params;
   decode.cos_sin = cos_sin;
+  decode.ranks =
+      DecodeRanks(int64_t{params.batch.num_sequences} * NumDecodeTiles(params), num_sms_);
   if (!cluster_) {
-    const int64_t num_floats = DecodePartialFloats(params);
+    const int64_t num_floats = DecodePartialFloats(params, decode.ranks);
     FQ_RETURN_IF_ERROR(Grow(num_floats * int64_t{sizeof(float)}, &partials_));
     decode.partial_sums = partials_.As<float>();
     decode.partial_weights =

@@ -19,8 +19,8 @@ namespace flashquant::cuda {
 class AttentionStep final {
  public:
   // `cluster`: the device has thread block clusters.
-  AttentionStep(Backend* backend, cudaStream_t stream, bool cluster)
-      : backend_(backend), stream_(stream), cluster_(cluster) {}
+  AttentionStep(Backend* backend, cudaStream_t stream, bool cluster, int num_sms)
+      : backend_(backend), stream_(stream), cluster_(cluster), num_sms_(num_sms) {}
 
   // Copies the arrays that plans are made from.
   void Begin(const AttentionBatch& host_batch);
@@ -42,6 +42,7 @@ class AttentionStep final {
   Backend* const backend_;
   const cudaStream_t stream_;
   const bool cluster_;
+  const int num_sms_;
   std::vector<int32_t> query_indptr_;
   std::vector<int32_t> context_lengths_;
   std::vector<int32_t> block_indptr_;

@@ -27,8 +27,8 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_mul
   FQ_ASSIGN_OR_RETURN(backend->dense_linear_, DenseLinear::Create(backend.get(), backend->stream_));
   FQ_ASSIGN_OR_RETURN(backend->fused_linear_, FusedLinear::Create(backend.get(), backend->stream_));
   const bool has_clusters = backend->device_.compute_major >= 9;
-  backend->attention_ =
-      std::make_unique<AttentionStep>(backend.get(), backend->stream_, has_clusters);
+  backend->attention_ = std::make_unique<AttentionStep>(
+      backend.get(), backend->stream_, has_clusters, backend->device_.num_multiprocessors);
   backend->recorded_ = std::make_unique<RecordedOps>(backend->stream_);
   return backend;
 }

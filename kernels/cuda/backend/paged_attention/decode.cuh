@@ -1,6 +1,6 @@
-// Attention of sequences with one query row in the step (decode). kDecodeRanks blocks share the
-// keys of one row and KV head (work.h), each with a narrow tile (tile.cuh), and join their sums: as
-// a cluster through each other's shared memory, or through global memory where there are no
+// Attention of sequences with one query row in the step (decode). 1 to 8 blocks share the keys of one
+// row and KV head (work.h), each with a narrow tile (tile.cuh), and join their sums: as a cluster
+// through each other's shared memory, or through global memory where there are no
 // clusters.
 //
 // The cache's keys are older than the step but for the row's own, so their loads begin before the
@@ -34,7 +34,8 @@ struct DecodeBlock {
   bool writes_cache = false;
   int sequence = 0;
   int token = 0;
-  int context = 0;  // 0: nothing to do
+  int first_block = 0;  // in AttentionBatch::block_ids
+  int context = 0;      // 0: nothing to do
 
   __device__ explicit DecodeBlock(const PagedAttentionParams& params) {
     const int group = params.num_heads / params.num_kv_heads;
@@ -45,27 +46,27 @@ struct DecodeBlock {
     num_heads = min(kNarrowRows, group - tile * kNarrowRows);
     writes_cache = tile == 0;
     sequence = blockIdx.z;
+    // All at once: one after the other they would be the longest wait before the first copies.
     token = params.batch.query_indptr[sequence];
-    if (params.batch.query_indptr[sequence + 1] - token == 1) {
-      context = params.batch.context_lengths[sequence];
-    }
+    const int end_token = params.batch.query_indptr[sequence + 1];
+    const int length = params.batch.context_lengths[sequence];
+    first_block = params.batch.block_indptr[sequence];
+    context = end_token - token == 1 ? length : 0;
   }
 };
 
-// Where the ranks' sums meet in a cluster: each block joins one slice of the dimensions. A rank's
-// part: [rows][slice] sums, then [rows] greatest scores and [rows] sums of weights.
-template <int kPaddedDim>
-struct DecodeExchange {
-  static constexpr int kSlice = kPaddedDim / kDecodeRanks;
-  static __host__ __device__ int PartFloats(int rows) { return rows * (kSlice + 2); }
-};
+// A rank's part of what a block joins, one slice of the dimensions: [rows][slice] sums, then [rows]
+// greatest scores and [rows] sums of weights.
+__host__ __device__ constexpr int ExchangePartFloats(int rows, int slice) {
+  return rows * (slice + 2);
+}
 
 template <typename Tile>
 __device__ void LoadDecodeQuery(const DecodeAttentionParams& params, const DecodeBlock& block,
-                                const __nv_bfloat16* qkv_row, __nv_bfloat16* query) {
+                                const __nv_bfloat16* qkv_row, const float* cos_sin,
+                                __nv_bfloat16* query) {
   const int d = params.attention.head_dim;
   const int half = d / 2;
-  const float* cos_sin = params.cos_sin + static_cast<int64_t>(block.context - 1) * d;
   for (int row = threadIdx.x / 32; row < block.num_heads; row += Tile::kWarps) {
     const __nv_bfloat16* from = qkv_row + (block.first_head + row) * d;
     __nv_bfloat16* to = query + row * Tile::kStride;
@@ -85,10 +86,9 @@ template <typename Tile, int kPaddedDim>
 class OwnKey {
  public:
   __device__ void Load(const DecodeAttentionParams& params, const DecodeBlock& block,
-                       const __nv_bfloat16* qkv_row) {
+                       const __nv_bfloat16* qkv_row, const float* cos_sin) {
     const int d = params.attention.head_dim;
     const int half = d / 2;
-    const float* cos_sin = params.cos_sin + static_cast<int64_t>(block.context - 1) * d;
     const __nv_bfloat16* key = qkv_row + (params.attention.num_heads + block.kv_head) * d;
     const __nv_bfloat16* value = key + params.attention.num_kv_heads * d;
 #pragma unroll
@@ -126,18 +126,19 @@ class OwnKey {
   __nv_bfloat16 value_[kValues] = {};
 };
 
-// Joins the block's warps and hands each sum to `store`(row, column, sum), and each row's greatest
-// score and weight to `store_row`(row, column, max, weight) in the first column of every slice.
+// Joins the block's warps and hands each sum, its row's greatest score and the row's sum of weights
+// to `store`(row, column, sum, max, weight).
 // `shared`: room for all warps' sums, free of other use.
-template <typename Tile, int kPaddedDim, typename Store, typename StoreRow>
+template <typename Tile, int kPaddedDim, typename Store>
 __device__ void JoinWarps(const WarpRows<Tile, kPaddedDim>& rows, int num_rows, float* shared,
-                          const Store& store, const StoreRow& store_row) {
+                          const Store& store) {
   const int lane = threadIdx.x % 32;
   const auto sums = [&](int warp, int row) {
     return shared + warp * Tile::kWarpSumFloats + row * (kPaddedDim + 2);
   };
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    if (r * 8 + lane / 4 >= num_rows) continue;
     float* to = sums(threadIdx.x / 32, r * 8 + lane / 4);
 #pragma unroll
     for (int n = 0; n < kPaddedDim / 8; ++n) {
@@ -165,22 +166,19 @@ __device__ void JoinWarps(const WarpRows<Tile, kPaddedDim>& rows, int num_rows, 
       sum += factor * from[column];
       weight += factor * from[kPaddedDim + 1];
     }
-    store(row, column, sum);
-    if (column % DecodeExchange<kPaddedDim>::kSlice == 0) store_row(row, column, max, weight);
+    store(row, column, sum, max, weight);
   }
 }
 
 // The average over all ranks, in their order. `part`(rank) gives a rank's sum, greatest score and
 // weight.
 template <typename Part>
-__device__ float JoinRanks(const Part& part) {
+__device__ float JoinRanks(int ranks, const Part& part) {
   float max = -INFINITY;
-#pragma unroll
-  for (int rank = 0; rank < kDecodeRanks; ++rank) max = fmaxf(max, part(rank).max);
+  for (int rank = 0; rank < ranks; ++rank) max = fmaxf(max, part(rank).max);
   float sum = 0.0f;
   float weight = 0.0f;
-#pragma unroll
-  for (int rank = 0; rank < kDecodeRanks; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     const auto one = part(rank);
     const float factor = exp2f(one.max - max);
     sum += factor * one.sum;
@@ -195,44 +193,56 @@ struct RankPart {
   float weight;
 };
 
+__device__ __forceinline__ __nv_bfloat16* DecodeOutput(const PagedAttentionParams& params,
+                                                       const DecodeBlock& block, int row) {
+  const int64_t head = static_cast<int64_t>(block.token) * params.num_heads + block.first_head;
+  return static_cast<__nv_bfloat16*>(params.out) + (head + row) * params.head_dim;
+}
+
 // Sends each slice of the sums to the block that joins it, and joins this block's own.
 template <typename Tile, int kPaddedDim>
-__device__ void JoinInCluster(const PagedAttentionParams& params, const DecodeBlock& block,
+__device__ void JoinInCluster(const DecodeAttentionParams& params, const DecodeBlock& block,
                               const WarpRows<Tile, kPaddedDim>& rows, float* shared,
                               float* exchange) {
 #if __CUDA_ARCH__ >= 900
-  using Exchange = DecodeExchange<kPaddedDim>;
+  const int d = params.attention.head_dim;
+  const int slice = kPaddedDim / params.ranks;
+  const int part_floats = ExchangePartFloats(block.num_heads, slice);
   const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-  const int part_floats = Exchange::PartFloats(block.num_heads);
-  const auto mine = [&](int column) {
-    return cluster.map_shared_rank(exchange, column / Exchange::kSlice) + block.rank * part_floats;
-  };
   ClusterWait();  // all blocks have begun
   JoinWarps(
-      rows, block.num_heads, shared,
-      [&](int row, int column, float sum) {
-        mine(column)[row * Exchange::kSlice + column % Exchange::kSlice] = sum;
-      },
-      [&](int row, int column, float max, float weight) {
-        float* to = mine(column) + block.num_heads * Exchange::kSlice;
-        to[row] = max;
-        to[block.num_heads + row] = weight;
+      rows, block.num_heads, shared, [&](int row, int column, float sum, float max, float weight) {
+        float* to = cluster.map_shared_rank(exchange, column / slice) + block.rank * part_floats;
+        to[row * slice + column % slice] = sum;
+        if (column % slice != 0) return;
+        to[block.num_heads * slice + row] = max;
+        to[block.num_heads * (slice + 1) + row] = weight;
       });
   cluster.sync();
-  for (int i = threadIdx.x; i < block.num_heads * Exchange::kSlice; i += Tile::kThreads) {
-    const int row = i / Exchange::kSlice;
-    const int column = block.rank * Exchange::kSlice + i % Exchange::kSlice;
-    if (column >= params.head_dim) continue;
-    const float average = JoinRanks([&](int rank) {
+  for (int i = threadIdx.x; i < block.num_heads * slice; i += Tile::kThreads) {
+    const int row = i / slice;
+    const int column = block.rank * slice + i % slice;
+    if (column >= d) continue;
+    const float average = JoinRanks(params.ranks, [&](int rank) {
       const float* part = exchange + rank * part_floats;
-      const float* ends = part + block.num_heads * Exchange::kSlice;
+      const float* ends = part + block.num_heads * slice;
       return RankPart{part[i], ends[row], ends[block.num_heads + row]};
     });
-    const int64_t head = static_cast<int64_t>(block.token) * params.num_heads + block.first_head;
-    static_cast<__nv_bfloat16*>(params.out)[(head + row) * params.head_dim + column] =
-        __float2bfloat16_rn(average);
+    DecodeOutput(params.attention, block, row)[column] = __float2bfloat16_rn(average);
   }
 #endif
+}
+
+// The only rank joins nobody's sums.
+template <typename Tile, int kPaddedDim>
+__device__ void StoreAlone(const DecodeAttentionParams& params, const DecodeBlock& block,
+                           const WarpRows<Tile, kPaddedDim>& rows, float* shared) {
+  JoinWarps(rows, block.num_heads, shared,
+            [&](int row, int column, float sum, float /*max*/, float weight) {
+              if (column >= params.attention.head_dim) return;
+              DecodeOutput(params.attention, block, row)[column] =
+                  __float2bfloat16_rn(sum / weight);
+            });
 }
 
 template <typename Tile, int kPaddedDim>
@@ -240,19 +250,16 @@ __device__ void LeavePartials(const DecodeAttentionParams& params, const DecodeB
                               const WarpRows<Tile, kPaddedDim>& rows, float* shared) {
   const int d = params.attention.head_dim;
   const int64_t place =
-      (static_cast<int64_t>(block.sequence) * kDecodeRanks + block.rank) * gridDim.y + blockIdx.y;
+      (static_cast<int64_t>(block.sequence) * params.ranks + block.rank) * gridDim.y + blockIdx.y;
   float* sums = params.partial_sums + place * kNarrowRows * d;
   float* weights = params.partial_weights + place * kNarrowRows * 2;
-  JoinWarps(
-      rows, block.num_heads, shared,
-      [&](int row, int column, float sum) {
-        if (column < d) sums[row * d + column] = sum;
-      },
-      [&](int row, int column, float max, float weight) {
-        if (column != 0) return;
-        weights[row * 2] = max;
-        weights[row * 2 + 1] = weight;
-      });
+  JoinWarps(rows, block.num_heads, shared,
+            [&](int row, int column, float sum, float max, float weight) {
+              if (column < d) sums[row * d + column] = sum;
+              if (column != 0) return;
+              weights[row * 2] = max;
+              weights[row * 2 + 1] = weight;
+            });
 }
 
 // Grid: (ranks, tiles of all KV heads, sequences).
@@ -260,15 +267,16 @@ template <int kPaddedDim, bool kVector, bool kCluster>
 __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
     DecodeAttentionKernel(DecodeAttentionParams decode) {
   using Tile = AttentionTile<kPaddedDim, false>;
-  using Steps = DecodeSteps<Tile::kKeys>;
   extern __shared__ uint4 shared[];
+  __shared__ float rotation[kPaddedDim];
   const PagedAttentionParams& params = decode.attention;
   const DecodeBlock block(params);  // arrays uploaded before the step
   if (block.context == 0) {
     BeginDependent();
     return;
   }
-  if constexpr (kCluster) ClusterArrive();
+  const bool joins_cluster = kCluster && decode.ranks > 1;
+  if (joins_cluster) ClusterArrive();
   auto* query = reinterpret_cast<__nv_bfloat16*>(shared);
   __nv_bfloat16* stages = query + Tile::kQueryElements;
   auto* exchange = reinterpret_cast<float*>(stages + 4 * Tile::kStageElements);
@@ -279,10 +287,11 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
   }
   __syncthreads();
 
+  const DecodeSteps<Tile::kKeys> steps{decode.ranks};
   const bool fused = decode.cos_sin != nullptr;
   const int own_key = fused ? block.context - 1 : block.context;
-  const int first_block = params.batch.block_indptr[block.sequence];
-  const KeyLoader<Tile, kPaddedDim> loader(params, first_block, own_key, block.kv_head, stages);
+  const KeyLoader<Tile, kPaddedDim> loader(params, block.first_block, own_key, block.kv_head,
+                                           stages);
   const int first_seen =
       params.sliding_window > 0 ? max(0, block.context - params.sliding_window) : 0;
   const auto load = [&](int key, int stage) {
@@ -292,24 +301,29 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
       asm volatile("cp.async.commit_group;" ::: "memory");
     }
   };
-  const int first_key = Steps::First(block.rank, first_seen);
+  const int first_key = steps.First(block.rank, first_seen);
   load(first_key, 0);
-  load(Steps::Next(first_key), 1);
+  load(steps.Next(first_key), 1);
+  if (fused) {
+    const float* cos_sin = decode.cos_sin + static_cast<int64_t>(own_key) * params.head_dim;
+    for (int i = threadIdx.x; i < params.head_dim; i += Tile::kThreads) rotation[i] = cos_sin[i];
+  }
+  __syncthreads();
 
   BeginDependent();
   const int64_t width =
       static_cast<int64_t>(params.num_heads + 2 * params.num_kv_heads) * params.head_dim;
   const __nv_bfloat16* qkv_row =
       static_cast<const __nv_bfloat16*>(params.qkv) + block.token * width;
-  LoadDecodeQuery<Tile>(decode, block, qkv_row, query);
+  LoadDecodeQuery<Tile>(decode, block, qkv_row, rotation, query);
   OwnKey<Tile, kPaddedDim> own;
-  const bool has_own = fused && own_key / kDecodePartKeys % kDecodeRanks == block.rank;
+  const bool has_own = fused && steps.RankOf(own_key) == block.rank;
   if (has_own) {
-    own.Load(decode, block, qkv_row);
+    own.Load(decode, block, qkv_row, rotation);
     if (block.writes_cache) {
       const int in_block = own_key % params.kv.block_tokens;
       const int64_t row = KvRowOffset(
-          params.kv, params.batch.block_ids[first_block + own_key / params.kv.block_tokens],
+          params.kv, params.batch.block_ids[block.first_block + own_key / params.kv.block_tokens],
           block.kv_head, in_block);
       own.Store(params.head_dim,
                 static_cast<__nv_bfloat16*>(const_cast<void*>(params.k_cache)) + row,
@@ -327,7 +341,7 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
   }
   const float scale_log2 = params.softmax_scale * 1.44269504088896341f;
   int stage = 0;
-  for (int key = first_key; key < block.context; key = Steps::Next(key)) {
+  for (int key = first_key; key < block.context; key = steps.Next(key)) {
     asm volatile("cp.async.wait_group 1;" ::: "memory");
     __syncthreads();
     __nv_bfloat16* keys = stages + stage * 2 * Tile::kStageElements;
@@ -342,14 +356,17 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
     rows.Rescale(block.num_heads > 8, scores);
     rows.AddValues(SharedAddress(warp_keys + Tile::kStageElements), scores);
     __syncthreads();
-    load(Steps::Next(Steps::Next(key)), stage);
+    load(steps.Next(steps.Next(key)), stage);
     stage = 1 - stage;
   }
   rows.ReduceWeight();
-  if constexpr (kCluster) {
-    JoinInCluster(params, block, rows, reinterpret_cast<float*>(stages), exchange);
+  auto* warp_sums = reinterpret_cast<float*>(stages);
+  if (joins_cluster) {
+    JoinInCluster(decode, block, rows, warp_sums, exchange);
+  } else if (kCluster) {
+    StoreAlone(decode, block, rows, warp_sums);
   } else {
-    LeavePartials(decode, block, rows, reinterpret_cast<float*>(stages));
+    LeavePartials(decode, block, rows, warp_sums);
   }
 }
 
@@ -357,19 +374,20 @@ template <int kPaddedDim, bool kVector, bool kCluster>
 cudaError_t LaunchDecodeKernel(const DecodeAttentionParams& params, cudaStream_t stream) {
   using Tile = AttentionTile<kPaddedDim, false>;
   const auto kernel = DecodeAttentionKernel<kPaddedDim, kVector, kCluster>;
-  const auto shared_bytes = [](int rows) {
-    const int exchange = kDecodeRanks * DecodeExchange<kPaddedDim>::PartFloats(rows);
-    return Tile::kSharedBytes + (kCluster ? 4 * exchange : 0);
+  const auto shared_bytes = [](int ranks, int rows) {
+    const int exchange = ranks * ExchangePartFloats(rows, kPaddedDim / ranks);
+    return Tile::kSharedBytes + (kCluster && ranks > 1 ? 4 * exchange : 0);
   };
-  static const cudaError_t kAttributeError = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(kNarrowRows));
+  static const cudaError_t kAttributeError =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           shared_bytes(kMaxDecodeRanks, kNarrowRows));
   if (kAttributeError != cudaSuccess) return kAttributeError;
   const PagedAttentionParams& attention = params.attention;
   const int group = attention.num_heads / attention.num_kv_heads;
-  const int tiles = (group + kNarrowRows - 1) / kNarrowRows;
-  const dim3 grid(kDecodeRanks, static_cast<unsigned>(tiles * attention.num_kv_heads),
+  const auto ranks = static_cast<unsigned>(params.ranks);
+  const dim3 grid(ranks, static_cast<unsigned>(NumDecodeTiles(attention)),
                   static_cast<unsigned>(attention.batch.num_sequences));
-  const auto bytes = static_cast<size_t>(shared_bytes(std::min(group, kNarrowRows)));
+  const auto bytes = static_cast<size_t>(shared_bytes(params.ranks, std::min(group, kNarrowRows)));
   if constexpr (!kCluster) {
     return LaunchDependent(kernel, grid, Tile::kThreads, bytes, stream, params);
   }
@@ -377,7 +395,7 @@ cudaError_t LaunchDecodeKernel(const DecodeAttentionParams& params, cudaStream_t
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {kDecodeRanks, 1, 1};
+  attributes[1].val.clusterDim = {ranks, 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(Tile::kThreads);

@@ -11,11 +11,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-int NumTiles(const PagedAttentionParams& params) {
-  const int group = params.num_heads / params.num_kv_heads;
-  return (group + kNarrowRows - 1) / kNarrowRows * params.num_kv_heads;
-}
-
 // Grid: (1, tiles of all KV heads, sequences), so that a block's place is that of the parts.
 __global__ void DecodeJoinKernel(DecodeAttentionParams decode) {
   const PagedAttentionParams& params = decode.attention;
@@ -25,9 +20,9 @@ __global__ void DecodeJoinKernel(DecodeAttentionParams decode) {
   const int d = params.head_dim;
   for (int i = threadIdx.x; i < block.num_heads * d; i += kThreads) {
     const int row = i / d;
-    const float average = JoinRanks([&](int rank) {
+    const float average = JoinRanks(decode.ranks, [&](int rank) {
       const int64_t place =
-          (static_cast<int64_t>(block.sequence) * kDecodeRanks + rank) * gridDim.y + blockIdx.y;
+          (static_cast<int64_t>(block.sequence) * decode.ranks + rank) * gridDim.y + blockIdx.y;
       const float* ends = decode.partial_weights + (place * kNarrowRows + row) * 2;
       return RankPart{decode.partial_sums[place * kNarrowRows * d + i], ends[0], ends[1]};
     });
@@ -42,13 +37,22 @@ bool IsHeadDim(int head_dim) {
 
 }  // namespace
 
-int64_t DecodePartialFloats(const PagedAttentionParams& params) {
-  return int64_t{params.batch.num_sequences} * kDecodeRanks * NumTiles(params) * kNarrowRows *
+int NumDecodeTiles(const PagedAttentionParams& params) {
+  const int group = params.num_heads / params.num_kv_heads;
+  return (group + kNarrowRows - 1) / kNarrowRows * params.num_kv_heads;
+}
+
+int64_t DecodePartialFloats(const PagedAttentionParams& params, int ranks) {
+  return int64_t{params.batch.num_sequences} * ranks * NumDecodeTiles(params) * kNarrowRows *
          (params.head_dim + 2);
 }
 
 cudaError_t LaunchDecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream) {
   if (!IsHeadDim(params.attention.head_dim)) return cudaErrorInvalidValue;
+  const int ranks = params.ranks;
+  if (ranks < 1 || ranks > kMaxDecodeRanks || (ranks & (ranks - 1)) != 0) {
+    return cudaErrorInvalidValue;
+  }
   const auto launch = [&] {
     switch (PaddedHeadDim(params.attention.head_dim)) {
       case 32:
@@ -65,7 +69,7 @@ cudaError_t LaunchDecodeAttention(const DecodeAttentionParams& params, cudaStrea
   };
   const cudaError_t error = launch();
   if (error != cudaSuccess || params.partial_sums == nullptr) return error;
-  const dim3 grid(1, static_cast<unsigned>(NumTiles(params.attention)),
+  const dim3 grid(1, static_cast<unsigned>(NumDecodeTiles(params.attention)),
                   static_cast<unsigned>(params.attention.batch.num_sequences));
   return LaunchDependent(DecodeJoinKernel, grid, kThreads, 0, stream, params);
 }

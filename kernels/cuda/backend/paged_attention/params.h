@@ -28,7 +28,8 @@ struct DecodeAttentionParams {
   // Set: q and the row's own key are not rotated yet, and key and value not written to the cache;
   // this does both, and leaves qkv as it is. [max positions, D] as in RopeAndKvWriteParams.
   const float* cos_sin = nullptr;
-  // Null: the ranks are a cluster (sm_90 and later). Else [num_sequences][kDecodeRanks][tiles of
+  int ranks = 1;  // of each row and KV head: 1, 2, 4 or 8
+  // Null: the ranks are a cluster (sm_90 and later). Else [num_sequences][ranks][tiles of
   // all KV heads][kNarrowRows][head_dim] sums of weight * value and [..][kNarrowRows][2]: the
   // greatest score (in powers of two) and the sum of weights relative to it.
   float* partial_sums = nullptr;
@@ -36,7 +37,9 @@ struct DecodeAttentionParams {
 };
 
 // FP32 elements of partial_sums and partial_weights together.
-int64_t DecodePartialFloats(const PagedAttentionParams& params);
+int64_t DecodePartialFloats(const PagedAttentionParams& params, int ranks);
+// Blocks of 16 query heads that share a KV head, over all KV heads.
+int NumDecodeTiles(const PagedAttentionParams& params);
 
 cudaError_t LaunchDecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream);
 

@@ -42,6 +42,13 @@ void AddPrefillRows(const Rows& rows, int32_t group, int32_t sliding_window, int
 
 }  // namespace
 
+int DecodeRanks(int64_t num_units, int num_sms) {
+  constexpr int64_t kBlocksPerSm = 2;
+  int ranks = kMaxDecodeRanks;
+  while (ranks > 1 && num_units * ranks > kBlocksPerSm * num_sms) ranks /= 2;
+  return ranks;
+}
+
 AttentionPlan MakeAttentionPlan(const AttentionBatch& host_batch, int32_t group,
                                 int32_t sliding_window, int32_t wide_rows) {
   AttentionPlan plan;

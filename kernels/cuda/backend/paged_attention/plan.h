@@ -20,4 +20,9 @@ struct AttentionPlan {
 AttentionPlan MakeAttentionPlan(const AttentionBatch& host_batch, int32_t group,
                                 int32_t sliding_window, int32_t wide_rows);
 
+// Ranks of the decode kernel for `num_units` rows and KV head tiles on a device of `num_sms`: few
+// units are spread over all of it; many are not cut up, since starting and joining take as long as
+// some hundred keys.
+int DecodeRanks(int64_t num_units, int num_sms);
+
 }  // namespace flashquant::cuda

@@ -14,7 +14,7 @@ namespace flashquant::cuda {
 
 inline constexpr int kNarrowRows = 16;  // virtual rows of a narrow tile
 inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kDecodeRanks = 8;       // blocks that share a decode row's keys
+inline constexpr int kMaxDecodeRanks = 8;    // blocks that share a decode row's keys, at most
 inline constexpr int kDecodePartKeys = 128;  // in turns of so many keys
 
 // The head dimension of the instance that serves head_dim.
@@ -39,21 +39,24 @@ struct alignas(16) AttentionItem {
   int32_t end_key = 0;
 };
 
-// The steps of keys of one rank, in order: parts of kDecodePartKeys keys, counted from position 0,
-// go to the ranks in turns. What a row computes depends on its own context alone. kKeys, those of
-// a step, divides a part.
+// The steps of keys of one of `ranks` ranks (1, 2, 4 or 8), in order: parts of kDecodePartKeys
+// keys, counted from position 0, go to the ranks in turns. What a row computes depends on its own
+// context and the number of ranks alone. kKeys, those of a step, divides a part.
 template <int kKeys>
 struct DecodeSteps {
   static_assert(kDecodePartKeys % kKeys == 0);
+  int ranks = 1;
+
   // The first step of `rank`, for a row that sees keys from `first_seen` on.
-  FQ_HOST_DEVICE static int First(int rank, int first_seen) {
+  FQ_HOST_DEVICE int First(int rank, int first_seen) const {
     const int part = first_seen / kDecodePartKeys;
-    return (part + (rank - part % kDecodeRanks + kDecodeRanks) % kDecodeRanks) * kDecodePartKeys;
+    return (part + ((rank - part) & (ranks - 1))) * kDecodePartKeys;
   }
-  FQ_HOST_DEVICE static int Next(int key) {
+  FQ_HOST_DEVICE int Next(int key) const {
     key += kKeys;
-    return key % kDecodePartKeys == 0 ? key + (kDecodeRanks - 1) * kDecodePartKeys : key;
+    return key % kDecodePartKeys == 0 ? key + (ranks - 1) * kDecodePartKeys : key;
   }
+  FQ_HOST_DEVICE int RankOf(int key) const { return key / kDecodePartKeys & (ranks - 1); }
 };
 
 }  // namespace flashquant::cuda

@@ -65,14 +65,15 @@ void AddItem(const AttentionItem& item, int32_t group, int32_t window, Seen* see
 
 // What the ranks of the decode kernel see, in steps of kKeys.
 template <int kKeys>
-void AddSingleRow(const Sequence& sequence, int32_t token, int32_t group, int32_t window,
+void AddSingleRow(const Sequence& sequence, int ranks, int32_t token, int32_t group, int32_t window,
                   Seen* seen) {
+  const DecodeSteps<kKeys> steps{ranks};
   const int32_t first_seen = window > 0 ? std::max(0, sequence.context - window) : 0;
-  for (int rank = 0; rank < kDecodeRanks; ++rank) {
-    for (int step = DecodeSteps<kKeys>::First(rank, first_seen); step < sequence.context;
-         step = DecodeSteps<kKeys>::Next(step)) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (int step = steps.First(rank, first_seen); step < sequence.context;
+         step = steps.Next(step)) {
       EXPECT_EQ(step % kKeys, 0);
-      EXPECT_EQ(step / kDecodePartKeys % kDecodeRanks, rank);
+      EXPECT_EQ(steps.RankOf(step), rank);
       for (int key = std::max(step, first_seen); key < std::min(step + kKeys, sequence.context);
            ++key) {
         for (int32_t head = 0; head < group; ++head) ++(*seen)[{token, head, key}];
@@ -86,10 +87,11 @@ void AddSingleRows(const std::vector<Sequence>& sequences, const Batch& batch, i
   for (size_t s = 0; s < sequences.size(); ++s) {
     if (sequences[s].rows != 1) continue;
     const int32_t token = batch.query_indptr()[s];
-    if (s % 2 == 0) {
-      AddSingleRow<64>(sequences[s], token, group, window, seen);
+    const int ranks = 1 << s / 2 % 4;
+    if (s % 4 < 2) {
+      AddSingleRow<64>(sequences[s], ranks, token, group, window, seen);
     } else {
-      AddSingleRow<32>(sequences[s], token, group, window, seen);
+      AddSingleRow<32>(sequences[s], ranks, token, group, window, seen);
     }
   }
 }
@@ -143,6 +145,13 @@ TEST(AttentionPlanTest, TilesKeepTheirLimitsAndSingleRowsAreCounted) {
     EXPECT_EQ(item.first_key % 64, 0);
     EXPECT_EQ(item.first_block, batch.block_indptr()[1]);
   }
+}
+
+TEST(AttentionPlanTest, FewDecodeRowsAreSpreadOverTheDeviceAndManyAreNotCutUp) {
+  EXPECT_EQ(DecodeRanks(1, 132), kMaxDecodeRanks);
+  EXPECT_EQ(DecodeRanks(64, 132), 4);
+  EXPECT_EQ(DecodeRanks(128, 132), 2);
+  EXPECT_EQ(DecodeRanks(512, 132), 1);
 }
 
 TEST(AttentionPlanTest, PaddingSequencesHaveNoWork) {
