@@ -134,6 +134,10 @@ class Backend {
   virtual absl::Status SiluAndMul(const SiluAndMulParams& params) = 0;
   virtual absl::Status GatherRows(const GatherRowsParams& params) = 0;
   virtual absl::Status SampleTokens(const SampleTokensParams& params) = 0;
+  virtual absl::Status LayerNorm(const LayerNormParams& params) = 0;
+  virtual absl::Status HeadNorm(const HeadNormParams& params) = 0;
+  virtual absl::Status AddPositions(const AddPositionsParams& params) = 0;
+  virtual absl::Status Relu(const ReluParams& params) = 0;
   // RopeAndKvWrite and then PagedAttention of the same rows and layer. A backend may do both at
   // once, and then need not leave q and k rotated in qkv.
   virtual absl::Status RopeAndAttention(const RopeAndKvWriteParams& rope,

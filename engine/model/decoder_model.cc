@@ -39,6 +39,13 @@ absl::Status DecoderModel::Forward(const BatchInput& batch, const int32_t* previ
                                           .previous_tokens = previous_tokens,
                                           .table = weights_.embedding.get(),
                                           .out = activations->residual.data()}));
+  if (config_.family == DecoderFamily::kOpt) {
+    FQ_RETURN_IF_ERROR(backend_->AddPositions({.num_tokens = batch.num_rows(),
+                                               .hidden = config_.hidden_size,
+                                               .positions = batch.positions(),
+                                               .table = weights_.positions.As<float>(),
+                                               .x = activations->residual.data()}));
+  }
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
     FQ_RETURN_IF_ERROR(DecoderLayer(layer, batch, cache, activations));
   }
@@ -63,6 +70,16 @@ absl::Status DecoderModel::Attention(int32_t layer, const BatchInput& batch, con
   const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
   const int32_t rows = batch.num_rows();
   FQ_RETURN_IF_ERROR(Linear(rows, *weights.qkv, activations->hidden, activations->qkv));
+  if (config_.head_norms) {
+    FQ_RETURN_IF_ERROR(backend_->HeadNorm({.num_tokens = rows,
+                                           .num_heads = config_.num_heads,
+                                           .num_kv_heads = config_.num_kv_heads,
+                                           .head_dim = config_.head_dim,
+                                           .epsilon = config_.norm_epsilon,
+                                           .qkv = activations->qkv.data(),
+                                           .q_weight = weights.q_norm.data(),
+                                           .k_weight = weights.k_norm.data()}));
+  }
   const RopeAndKvWriteParams rope = {.num_tokens = rows,
                                      .num_heads = config_.num_heads,
                                      .num_kv_heads = config_.num_kv_heads,
@@ -80,6 +97,7 @@ absl::Status DecoderModel::Attention(int32_t layer, const BatchInput& batch, con
              .num_kv_heads = config_.num_kv_heads,
              .head_dim = config_.head_dim,
              .softmax_scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+             .sliding_window = config_.sliding_window(layer),
              .qkv = activations->qkv.data(),
              .kv = cache.geometry(),
              .k_cache = cache.k(layer),
@@ -91,6 +109,11 @@ absl::Status DecoderModel::Attention(int32_t layer, const BatchInput& batch, con
 absl::Status DecoderModel::Mlp(int32_t layer, int32_t num_rows, Activations* activations) const {
   const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
   FQ_RETURN_IF_ERROR(Linear(num_rows, *weights.gate_up, activations->hidden, activations->gate_up));
+  if (config_.family == DecoderFamily::kOpt) {
+    FQ_RETURN_IF_ERROR(backend_->Relu({.count = int64_t{num_rows} * config_.intermediate_size,
+                                       .x = activations->gate_up.data()}));
+    return Linear(num_rows, *weights.down, activations->gate_up, activations->hidden);
+  }
   FQ_RETURN_IF_ERROR(backend_->SiluAndMul({.num_rows = num_rows,
                                            .intermediate = config_.intermediate_size,
                                            .gate_up = activations->gate_up.data(),
@@ -98,16 +121,27 @@ absl::Status DecoderModel::Mlp(int32_t layer, int32_t num_rows, Activations* act
   return Linear(num_rows, *weights.down, activations->intermediate, activations->hidden);
 }
 
-absl::Status DecoderModel::Norm(int32_t num_rows, const DeviceBuffer& weight, bool add_to_residual,
+absl::Status DecoderModel::Norm(int32_t num_rows, const NormWeight& weight, bool add_to_residual,
                                 Activations* activations) const {
-  return backend_->RmsNorm(
-      {.num_rows = num_rows,
-       .hidden = config_.hidden_size,
-       .epsilon = config_.rms_norm_eps,
-       .x = add_to_residual ? activations->hidden.data() : activations->residual.data(),
-       .residual = add_to_residual ? activations->residual.data() : nullptr,
-       .weight = weight.data(),
-       .out = activations->hidden.data()});
+  const void* x = add_to_residual ? activations->hidden.data() : activations->residual.data();
+  void* residual = add_to_residual ? activations->residual.data() : nullptr;
+  if (config_.family == DecoderFamily::kOpt) {
+    return backend_->LayerNorm({.num_rows = num_rows,
+                                .hidden = config_.hidden_size,
+                                .epsilon = config_.norm_epsilon,
+                                .x = x,
+                                .residual = residual,
+                                .weight = weight.weight.data(),
+                                .bias = weight.bias.data(),
+                                .out = activations->hidden.data()});
+  }
+  return backend_->RmsNorm({.num_rows = num_rows,
+                            .hidden = config_.hidden_size,
+                            .epsilon = config_.norm_epsilon,
+                            .x = x,
+                            .residual = residual,
+                            .weight = weight.weight.data(),
+                            .out = activations->hidden.data()});
 }
 
 absl::Status DecoderModel::Linear(int32_t num_rows, const LinearWeight& weight,

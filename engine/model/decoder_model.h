@@ -1,4 +1,5 @@
-// DecoderModel: the forward pass of a Llama-style decoder over flat tokens. Knows no requests.
+// DecoderModel: the forward pass of a Llama- or OPT-style decoder over flat tokens. Knows no
+// requests.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +51,7 @@ class DecoderModel final {
   absl::Status Attention(int32_t layer, const BatchInput& batch, const KvCache& cache,
                          Activations* activations) const;
   absl::Status Mlp(int32_t layer, int32_t num_rows, Activations* activations) const;
-  absl::Status Norm(int32_t num_rows, const DeviceBuffer& weight, bool add_to_residual,
+  absl::Status Norm(int32_t num_rows, const NormWeight& weight, bool add_to_residual,
                     Activations* activations) const;
   absl::Status Linear(int32_t num_rows, const LinearWeight& weight, const DeviceBuffer& x,
                       const DeviceBuffer& y) const;

@@ -80,8 +80,7 @@ absl::StatusOr<LoadedModel> LoadModel(const Checkpoint& checkpoint, int32_t cont
   }
   FQ_ASSIGN_OR_RETURN(loaded.backend, CreateBackend(backend_options));
   FQ_RETURN_IF_ERROR(CheckMemory(checkpoint, loaded));
-  const std::vector<float> rope_table = MakeRopeTable(
-      RopeInverseFrequencies(loaded.config.rope, loaded.config.head_dim), loaded.context_length);
+  const std::vector<float> rope_table = MakeRopeTable(loaded.config, loaded.context_length);
   FQ_ASSIGN_OR_RETURN(loaded.model, DecoderModel::Load(checkpoint, loaded.config, rope_table,
                                                        loaded.backend.get(), progress));
   return loaded;

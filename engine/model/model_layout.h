@@ -13,9 +13,9 @@
 
 namespace flashquant {
 
-inline constexpr std::string_view kEmbeddingName = "model.embed_tokens";
 inline constexpr std::string_view kHeadName = "lm_head";
-inline constexpr std::string_view kFinalNormName = "model.norm.weight";
+// Of OPT: [max_position + kOptPositionOffset, hidden].
+inline constexpr std::string_view kPositionsName = "model.decoder.embed_positions.weight";
 
 // Names are without ".weight" and ".bias".
 struct LinearPartShape {
@@ -32,12 +32,25 @@ struct LinearShape {
   int64_t n() const;
 };
 
-// In the order in which a layer runs them: q, k and v; output; gate and up; down.
+// A norm's weight and bias, each of `size`; the name is without ".weight" and ".bias".
+struct NormShape {
+  std::string name;
+  int64_t size = 0;
+  bool has_bias = false;
+};
+
+// "model.", or "model.decoder." for OPT: what all names but the head's start with.
+std::string_view NamePrefix(DecoderFamily family);
+
+// In the order in which a layer runs them: q, k and v; output; gate and up (OPT: fc1); down (fc2).
 inline constexpr size_t kLinearsPerLayer = 4;
 std::array<LinearShape, kLinearsPerLayer> LayerLinears(const ModelConfig& config, int32_t layer);
 
-// Full names of a layer's two norms: before attention, before the MLP.
-std::array<std::string, 2> LayerNorms(int32_t layer);
+// A layer's two norms: before attention, before the MLP.
+std::array<NormShape, 2> LayerNorms(const ModelConfig& config, int32_t layer);
+// Those of q and of k, for a model with head_norms.
+std::array<NormShape, 2> HeadNorms(const ModelConfig& config, int32_t layer);
+NormShape FinalNorm(const ModelConfig& config);
 
 // The embedding table and the head, which has the same shape.
 LinearShape EmbeddingShape(const ModelConfig& config);

@@ -34,20 +34,35 @@ class WeightLoader final {
     return packed;
   }
 
-  // A norm's weight, as FP32 on the device.
-  absl::StatusOr<DeviceBuffer> LoadNorm(const std::string& name) const {
-    FQ_ASSIGN_OR_RETURN(const std::vector<float> values, reader_->ReadNorm(name));
-    const auto num_bytes = static_cast<int64_t>(values.size() * sizeof(float));
+  absl::StatusOr<NormWeight> LoadNorm(const NormShape& shape) const {
+    NormWeight norm;
+    FQ_ASSIGN_OR_RETURN(norm.weight, LoadFloats(shape.name + ".weight", {shape.size}, 0));
+    if (!shape.has_bias) return norm;
+    FQ_ASSIGN_OR_RETURN(norm.bias, LoadFloats(shape.name + ".bias", {shape.size}, 0));
+    return norm;
+  }
+
+  // As FP32 on the device, without the first `skipped` elements.
+  absl::StatusOr<DeviceBuffer> LoadFloats(const std::string& name, std::vector<int64_t> shape,
+                                          int64_t skipped) const {
+    FQ_ASSIGN_OR_RETURN(const std::vector<float> values, reader_->ReadFloats(name, shape));
+    const int64_t num_bytes =
+        (static_cast<int64_t>(values.size()) - skipped) * static_cast<int64_t>(sizeof(float));
     FQ_ASSIGN_OR_RETURN(DeviceBuffer buffer, backend_->Allocate(num_bytes));
-    FQ_RETURN_IF_ERROR(backend_->CopyToDevice(buffer.data(), values.data(), num_bytes));
+    FQ_RETURN_IF_ERROR(backend_->CopyToDevice(buffer.data(), values.data() + skipped, num_bytes));
     return buffer;
   }
 
-  absl::StatusOr<LayerWeights> NextLayer(int32_t layer) {
-    const auto [input_norm, post_attention_norm] = LayerNorms(layer);
+  absl::StatusOr<LayerWeights> NextLayer(const ModelConfig& config, int32_t layer) {
+    const auto [input_norm, post_attention_norm] = LayerNorms(config, layer);
     LayerWeights weights;
     FQ_ASSIGN_OR_RETURN(weights.input_norm, LoadNorm(input_norm));
     FQ_ASSIGN_OR_RETURN(weights.post_attention_norm, LoadNorm(post_attention_norm));
+    if (config.head_norms) {
+      const auto [q_norm, k_norm] = HeadNorms(config, layer);
+      FQ_ASSIGN_OR_RETURN(weights.q_norm, LoadFloats(q_norm.name + ".weight", {q_norm.size}, 0));
+      FQ_ASSIGN_OR_RETURN(weights.k_norm, LoadFloats(k_norm.name + ".weight", {k_norm.size}, 0));
+    }
     FQ_ASSIGN_OR_RETURN(weights.qkv, NextLinear());
     FQ_ASSIGN_OR_RETURN(weights.output, NextLinear());
     FQ_ASSIGN_OR_RETURN(weights.gate_up, NextLinear());
@@ -83,9 +98,10 @@ absl::StatusOr<ModelWeights> LoadModelWeights(const Checkpoint& checkpoint,
                                               const LoadProgress& progress) {
   const TensorSource& tensors = *checkpoint.tensors;
   // No backend looks rows up in INT4; found out by a request, it would end the engine.
-  if (IsQuantizedLinear(tensors, kEmbeddingName)) {
+  const std::string embedding = EmbeddingShape(config).parts[0].name;
+  if (IsQuantizedLinear(tensors, embedding)) {
     return UnimplementedError("tensor {}.qweight: an INT4 embedding table is not supported",
-                              kEmbeddingName);
+                              embedding);
   }
   const bool has_head = HasOwnHead(tensors, config);
   std::vector<LinearShape> shapes = {EmbeddingShape(config)};
@@ -100,9 +116,16 @@ absl::StatusOr<ModelWeights> LoadModelWeights(const Checkpoint& checkpoint,
   if (has_head) {
     FQ_ASSIGN_OR_RETURN(weights.own_lm_head, loader.NextLinear());
   }
-  FQ_ASSIGN_OR_RETURN(weights.final_norm, loader.LoadNorm(std::string(kFinalNormName)));
+  FQ_ASSIGN_OR_RETURN(weights.final_norm, loader.LoadNorm(FinalNorm(config)));
+  if (config.family == DecoderFamily::kOpt) {
+    FQ_ASSIGN_OR_RETURN(
+        weights.positions,
+        loader.LoadFloats(std::string(kPositionsName),
+                          {config.max_position + kOptPositionOffset, config.hidden_size},
+                          int64_t{kOptPositionOffset} * config.hidden_size));
+  }
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-    FQ_ASSIGN_OR_RETURN(LayerWeights layer_weights, loader.NextLayer(layer));
+    FQ_ASSIGN_OR_RETURN(LayerWeights layer_weights, loader.NextLayer(config, layer));
     weights.layers.push_back(std::move(layer_weights));
     if (progress) progress(layer + 1, config.num_layers);
   }

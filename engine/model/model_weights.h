@@ -14,12 +14,20 @@
 
 namespace flashquant {
 
+// FP32; the bias is empty for RMSNorm.
+struct NormWeight {
+  DeviceBuffer weight;
+  DeviceBuffer bias;
+};
+
 struct LayerWeights {
-  DeviceBuffer input_norm;           // [hidden] FP32
-  DeviceBuffer post_attention_norm;  // [hidden] FP32
+  NormWeight input_norm;           // [hidden]
+  NormWeight post_attention_norm;  // [hidden]; of OPT: before the MLP
+  DeviceBuffer q_norm;             // [D] FP32 for a model with head_norms, else empty
+  DeviceBuffer k_norm;
   std::unique_ptr<LinearWeight> qkv;
   std::unique_ptr<LinearWeight> output;
-  std::unique_ptr<LinearWeight> gate_up;
+  std::unique_ptr<LinearWeight> gate_up;  // of OPT: fc1
   std::unique_ptr<LinearWeight> down;
 };
 
@@ -27,7 +35,8 @@ struct ModelWeights {
   std::unique_ptr<LinearWeight> embedding;    // N = vocabulary, K = hidden, dense
   std::unique_ptr<LinearWeight> own_lm_head;  // null when the head is the embedding table
   std::vector<LayerWeights> layers;
-  DeviceBuffer final_norm;  // [hidden] FP32
+  NormWeight final_norm;   // [hidden]
+  DeviceBuffer positions;  // [max_position, hidden] FP32, learned; empty with rotary ones
 
   const LinearWeight* lm_head() const {
     return own_lm_head != nullptr ? own_lm_head.get() : embedding.get();

@@ -16,9 +16,12 @@ absl::StatusOr<LinearStorage> WeightReader::ReadLinear(const LinearShape& shape)
   return storage;
 }
 
-absl::StatusOr<std::vector<float>> WeightReader::ReadNorm(const std::string& name) const {
-  FQ_ASSIGN_OR_RETURN(const TensorInfo* info, Require(name, {config_.hidden_size}));
-  std::vector<float> values(static_cast<size_t>(config_.hidden_size));
+absl::StatusOr<std::vector<float>> WeightReader::ReadFloats(
+    const std::string& name, const std::vector<int64_t>& shape) const {
+  FQ_ASSIGN_OR_RETURN(const TensorInfo* info, Require(name, shape));
+  int64_t count = 1;
+  for (const int64_t dim : shape) count *= dim;
+  std::vector<float> values(static_cast<size_t>(count));
   FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(*info, 0, info->num_rows(), values.data()));
   return values;
 }
@@ -38,13 +41,15 @@ absl::Status WeightReader::ReadPart(const LinearPartShape& name, int64_t k,
                                     PartStorage* storage) const {
   if (name.has_bias) {
     const std::string bias_name = name.name + ".bias";
-    FQ_ASSIGN_OR_RETURN(const TensorInfo* info, Require(bias_name, {name.n}));
-    if (info->dtype != DType::kBF16) {
-      return UnimplementedError("tensor {}: dtype {} (needs BF16)", bias_name,
-                                DTypeName(info->dtype));
+    FQ_ASSIGN_OR_RETURN(const std::vector<float> values, ReadFloats(bias_name, {name.n}));
+    storage->bias.reserve(values.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      storage->bias.push_back(ToBFloat16(values[i]));
+      if (!IsFinite(storage->bias.back())) {
+        return DataLossError("tensor {}: element {} is not finite", bias_name, i);
+      }
     }
-    FQ_ASSIGN_OR_RETURN(storage->bias, tensors_.ReadBytes(bias_name));
-    storage->part.bias = reinterpret_cast<const BFloat16*>(storage->bias.data());
+    storage->part.bias = storage->bias.data();
   }
   if (IsQuantizedLinear(tensors_, name.name)) return ReadQuantizedPart(name, k, storage);
   return ReadDensePart(name, k, storage);

@@ -23,7 +23,7 @@ namespace flashquant {
 struct PartStorage {
   std::vector<uint8_t> dense;
   std::vector<uint8_t> row_scales;
-  std::vector<uint8_t> bias;
+  std::vector<BFloat16> bias;
   QuantizedLinearTensors quantized;
   LinearPart part;
 };
@@ -36,10 +36,11 @@ class WeightReader final {
       : tensors_(tensors), config_(config) {}
 
   // All parts of one linear layer. DATA_LOSS for a missing tensor, a wrong shape or dtype and all
-  // that ReadQuantizedLinear finds; UNIMPLEMENTED for a bias that is not BF16.
+  // that ReadQuantizedLinear finds. A bias is rounded to BF16.
   absl::StatusOr<LinearStorage> ReadLinear(const LinearShape& shape) const;
-  // A norm's weight as FP32.
-  absl::StatusOr<std::vector<float>> ReadNorm(const std::string& name) const;
+  // A tensor of `shape` as FP32: norms, positions.
+  absl::StatusOr<std::vector<float>> ReadFloats(const std::string& name,
+                                                const std::vector<int64_t>& shape) const;
 
  private:
   absl::StatusOr<const TensorInfo*> Require(const std::string& name,

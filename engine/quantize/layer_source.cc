@@ -4,27 +4,31 @@
 #include <cstring>
 #include <string_view>
 
+#include "engine/model/model_layout.h"
 #include "fmt/format.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
 namespace {
 
-constexpr std::string_view kFirstLayer = "model.layers.0.";
 constexpr std::string_view kWeightSuffix = ".weight";
-constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
-constexpr std::string_view kFinalNorm = "model.norm.weight";
 
 }  // namespace
 
-LayerSource::LayerSource(const TensorSource& model, int32_t layer, int64_t hidden_size,
+LayerSource::LayerSource(const TensorSource& model, const ModelConfig& config, int32_t layer,
                          const std::map<std::string, std::vector<float>>& replaced)
-    : model_(model), replaced_(replaced), prefix_(fmt::format("model.layers.{}.", layer)) {
-  tensors_.push_back({std::string(kEmbedding), DType::kF32, {1, hidden_size}, hidden_size * 4});
+    : model_(model),
+      replaced_(replaced),
+      prefix_(fmt::format("{}layers.{}.", NamePrefix(config.family), layer)),
+      first_layer_(fmt::format("{}layers.0.", NamePrefix(config.family))),
+      embedding_(EmbeddingShape(config).parts[0].name + ".weight") {
+  const int64_t hidden = config.hidden_size;
+  tensors_.push_back({embedding_, DType::kF32, {1, hidden}, hidden * 4});
+  const std::string final_norm = FinalNorm(config).name + ".";
   for (const TensorInfo& tensor : model.tensors()) {
     TensorInfo info = tensor;
     if (tensor.name.starts_with(prefix_)) {
-      info.name = std::string(kFirstLayer) + tensor.name.substr(prefix_.size());
+      info.name = first_layer_ + tensor.name.substr(prefix_.size());
       if (tensor.name.ends_with(kWeightSuffix)) {
         const auto found =
             replaced.find(tensor.name.substr(0, tensor.name.size() - kWeightSuffix.size()));
@@ -33,7 +37,7 @@ LayerSource::LayerSource(const TensorSource& model, int32_t layer, int64_t hidde
           info.num_bytes = static_cast<int64_t>(found->second.size() * sizeof(float));
         }
       }
-    } else if (tensor.name != kFinalNorm) {
+    } else if (!tensor.name.starts_with(final_norm) && tensor.name != kPositionsName) {
       continue;
     }
     tensors_.push_back(std::move(info));
@@ -44,12 +48,12 @@ LayerSource::LayerSource(const TensorSource& model, int32_t layer, int64_t hidde
 
 absl::Status LayerSource::ReadRows(const TensorInfo& tensor, int64_t first_row, int64_t num_rows,
                                    void* out) const {
-  if (tensor.name == kEmbedding) {
+  if (tensor.name == embedding_) {
     std::memset(out, 0, static_cast<size_t>(tensor.num_bytes));
     return absl::OkStatus();
   }
   std::string name = tensor.name;
-  if (name.starts_with(kFirstLayer)) name = prefix_ + name.substr(kFirstLayer.size());
+  if (name.starts_with(first_layer_)) name = prefix_ + name.substr(first_layer_.size());
   if (name.ends_with(kWeightSuffix)) {
     const auto found = replaced_.find(name.substr(0, name.size() - kWeightSuffix.size()));
     if (found != replaced_.end()) {

@@ -7,15 +7,16 @@
 #include <vector>
 
 #include "engine/checkpoint/tensor_source.h"
+#include "engine/model/model_config.h"
 
 namespace flashquant {
 
 class LayerSource final : public TensorSource {
  public:
-  // Layer `layer` of `model` under the name of layer 0, the final norm as it is, and an embedding
-  // table of one row of zeros. `model` and `replaced` outlive the object; `replaced` holds FP32
-  // weights by the layer's name in the model, without ".weight".
-  LayerSource(const TensorSource& model, int32_t layer, int64_t hidden_size,
+  // Layer `layer` of `model` under the name of layer 0, the final norm and learned positions as
+  // they are, and an embedding table of one row of zeros. `model` and `replaced` outlive the
+  // object; `replaced` holds FP32 weights by the layer's name in the model, without ".weight".
+  LayerSource(const TensorSource& model, const ModelConfig& config, int32_t layer,
               const std::map<std::string, std::vector<float>>& replaced);
 
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
@@ -25,7 +26,9 @@ class LayerSource final : public TensorSource {
  private:
   const TensorSource& model_;
   const std::map<std::string, std::vector<float>>& replaced_;
-  const std::string prefix_;  // "model.layers.‹layer›."
+  const std::string prefix_;       // "model.layers.‹layer›."
+  const std::string first_layer_;  // "model.layers.0."
+  const std::string embedding_;
   std::vector<TensorInfo> tensors_;
 };
 

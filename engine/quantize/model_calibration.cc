@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "engine/model/model_layout.h"
 #include "engine/model/rope_table.h"
 #include "engine/quantize/layer_source.h"
 #include "kernels/backend_factory.h"
@@ -19,11 +20,6 @@ namespace {
 
 constexpr int32_t kBlockTokens = 16;
 constexpr int32_t kDefaultContext = 2048;
-constexpr const char* kParts[][3] = {{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-                                     {"self_attn.o_proj", nullptr, nullptr},
-                                     {"mlp.gate_proj", "mlp.up_proj", nullptr},
-                                     {"mlp.down_proj", nullptr, nullptr}};
-
 constexpr int32_t kAttentionOutput = 1;
 
 const LinearWeight* JoinedWeight(const LayerWeights& weights, int32_t part) {
@@ -82,8 +78,7 @@ absl::Status ModelCalibration::PrepareBackend() {
   FQ_ASSIGN_OR_RETURN(
       backend_, CreateBackend({.kind = options_.backend, .num_threads = options_.num_threads}));
   observed_ = std::make_unique<ObservedBackend>(backend_.get());
-  rope_table_ = MakeRopeTable(RopeInverseFrequencies(config_.rope, config_.head_dim),
-                              static_cast<int32_t>(context_));
+  rope_table_ = MakeRopeTable(config_, static_cast<int32_t>(context_));
   const auto rows = static_cast<int32_t>(context_);
   const int32_t num_blocks = CeilDiv(rows, kBlockTokens);
   FQ_ASSIGN_OR_RETURN(cache_, KvCache::Create(backend_.get(), {.num_layers = 1,
@@ -110,12 +105,13 @@ absl::Status ModelCalibration::PrepareBackend() {
 
 void ModelCalibration::NameLayers() {
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-    for (int32_t part = 0; part < static_cast<int32_t>(std::size(kParts)); ++part) {
-      for (const char* name : kParts[part]) {
-        if (name == nullptr) continue;
-        layer_names_.push_back(fmt::format("model.layers.{}.{}", layer, name));
-        stages_[layer_names_.back()] = {layer, part};
+    int32_t part = 0;
+    for (const LinearShape& shape : LayerLinears(config_, layer)) {
+      for (const LinearPartShape& linear : shape.parts) {
+        layer_names_.push_back(linear.name);
+        stages_[linear.name] = {layer, part};
       }
+      ++part;
     }
   }
   layer_names_.emplace_back("lm_head");
@@ -124,7 +120,7 @@ void ModelCalibration::NameLayers() {
 
 // Row by row from the file: the table itself is never in memory.
 absl::Status ModelCalibration::Embed(std::span<const int32_t> tokens) {
-  const std::string name = "model.embed_tokens.weight";
+  const std::string name = EmbeddingShape(config_).parts[0].name + ".weight";
   const TensorInfo* table = checkpoint_.tensors->Find(name);
   if (table == nullptr) return DataLossError("tensor {}: missing", name);
   const int64_t hidden = config_.hidden_size;
@@ -141,27 +137,48 @@ absl::Status ModelCalibration::Embed(std::span<const int32_t> tokens) {
                                   tokens.size(), num_bytes >> 20, kMaxResidualBytes >> 20);
   }
   residual_.reserve(static_cast<size_t>(num_bytes));
+  FQ_ASSIGN_OR_RETURN(const std::vector<float> positions, ReadPositions());
   std::vector<float> row(static_cast<size_t>(hidden));
-  for (const int32_t id : tokens) {
-    FQ_RETURN_IF_ERROR(checkpoint_.tensors->ReadRowsAsFloat(*table, id, 1, row.data()));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    FQ_RETURN_IF_ERROR(checkpoint_.tensors->ReadRowsAsFloat(*table, tokens[i], 1, row.data()));
+    if (!positions.empty()) {
+      const size_t at = i % static_cast<size_t>(context_) * row.size();
+      for (size_t j = 0; j < row.size(); ++j) row[j] += positions[at + j];
+    }
     AppendActivations(row, &residual_);
   }
   return absl::OkStatus();
 }
 
+// Learned positions of a window; empty for a model that has none.
+absl::StatusOr<std::vector<float>> ModelCalibration::ReadPositions() const {
+  std::vector<float> positions;
+  if (config_.family != DecoderFamily::kOpt) return positions;
+  const TensorInfo* table = checkpoint_.tensors->Find(kPositionsName);
+  const std::vector<int64_t> shape = {config_.max_position + kOptPositionOffset,
+                                      config_.hidden_size};
+  if (table == nullptr || table->shape != shape) {
+    return DataLossError("tensor {}: missing or not [{}]", kPositionsName, fmt::join(shape, ", "));
+  }
+  positions.resize(static_cast<size_t>(context_ * config_.hidden_size));
+  FQ_RETURN_IF_ERROR(
+      checkpoint_.tensors->ReadRowsAsFloat(*table, kOptPositionOffset, context_, positions.data()));
+  return positions;
+}
+
 absl::StatusOr<std::unique_ptr<DecoderModel>> ModelCalibration::LoadLayer(int32_t layer) {
   Checkpoint one;
   one.path = checkpoint_.path;
-  one.tensors =
-      std::make_unique<LayerSource>(*checkpoint_.tensors, layer, config_.hidden_size, quantized_);
+  one.tensors = std::make_unique<LayerSource>(*checkpoint_.tensors, config_, layer, quantized_);
+  layer_config_.sliding_windows = {config_.sliding_window(layer)};
   absl::StatusOr<std::unique_ptr<DecoderModel>> model =
       DecoderModel::Load(one, layer_config_, rope_table_, observed_.get(), nullptr);
   if (model.ok()) return model;
   // The model of one layer calls it layer 0.
   std::string message(model.status().message());
-  const std::string_view own = "model.layers.0.";
+  const std::string own = fmt::format("{}layers.0.", NamePrefix(config_.family));
   if (const size_t at = message.find(own); at != std::string::npos) {
-    message.replace(at, own.size(), fmt::format("model.layers.{}.", layer));
+    message.replace(at, own.size(), fmt::format("{}layers.{}.", NamePrefix(config_.family), layer));
   }
   return absl::Status(model.status().code(), "calibration: " + message);
 }

@@ -62,6 +62,7 @@ class ModelCalibration final : public Calibration {
   absl::Status Init(std::span<const int32_t> tokens);
   absl::Status PrepareBackend();
   absl::Status Embed(std::span<const int32_t> tokens);
+  absl::StatusOr<std::vector<float>> ReadPositions() const;
   void NameLayers();
   absl::StatusOr<std::unique_ptr<DecoderModel>> LoadLayer(int32_t layer);
   // Runs every window through `model` from the residual stream of before; `after` (may be null) is

@@ -47,6 +47,23 @@ absl::Status ObservedBackend::RmsNorm(const RmsNormParams& params) {
   return skip() ? absl::OkStatus() : inner_->RmsNorm(params);
 }
 
+absl::Status ObservedBackend::LayerNorm(const LayerNormParams& params) {
+  return skip() ? absl::OkStatus() : inner_->LayerNorm(params);
+}
+
+absl::Status ObservedBackend::HeadNorm(const HeadNormParams& params) {
+  return skip() ? absl::OkStatus() : inner_->HeadNorm(params);
+}
+
+// Stored rows have their positions in them already.
+absl::Status ObservedBackend::AddPositions(const AddPositionsParams& params) {
+  return embeddings_ != nullptr ? absl::OkStatus() : inner_->AddPositions(params);
+}
+
+absl::Status ObservedBackend::Relu(const ReluParams& params) {
+  return skip() ? absl::OkStatus() : inner_->Relu(params);
+}
+
 absl::Status ObservedBackend::RopeAndKvWrite(const RopeAndKvWriteParams& params) {
   return skip() ? absl::OkStatus() : inner_->RopeAndKvWrite(params);
 }

@@ -18,7 +18,9 @@ namespace flashquant {
 namespace {
 
 constexpr std::string_view kWeightSuffix = ".weight";
-constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
+// Of OPT the second.
+constexpr std::string_view kEmbeddings[] = {"model.embed_tokens.weight",
+                                            "model.decoder.embed_tokens.weight"};
 constexpr std::string_view kHead = "lm_head.weight";
 constexpr std::array<int64_t, 3> kGroupSizes = {128, 64, 32};
 // More padding than this costs more than INT4 saves over BF16's next best use of the bytes.
@@ -115,9 +117,12 @@ class Planner final {
   }
 
   absl::Status PlanTables() {
-    const TensorInfo* embedding = checkpoint_.tensors->Find(kEmbedding);
+    const TensorInfo* embedding = nullptr;
+    for (const std::string_view name : kEmbeddings) {
+      if (embedding == nullptr) embedding = checkpoint_.tensors->Find(name);
+    }
     if (embedding == nullptr) {
-      return DataLossError("{}: tensor {}: missing", checkpoint_.path, kEmbedding);
+      return DataLossError("{}: tensor {}: missing", checkpoint_.path, kEmbeddings[0]);
     }
     FQ_RETURN_IF_ERROR(CheckMatrix(*embedding));
     FQ_ASSIGN_OR_RETURN(const JsonObject config,
@@ -155,7 +160,7 @@ class Planner final {
 
   absl::Status PlanOthers() {
     for (const TensorInfo& tensor : checkpoint_.tensors->tensors()) {
-      if (tensor.name == kEmbedding || tensor.name == kHead) continue;
+      if (tensor.name == plan_.tensors.front().source || tensor.name == kHead) continue;
       if (IsLinearLayer(tensor)) {
         FQ_RETURN_IF_ERROR(CheckMatrix(tensor));
         linear_.push_back(&tensor);

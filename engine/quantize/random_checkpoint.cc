@@ -183,9 +183,17 @@ class RandomCheckpointMaker final {
 
   std::unique_ptr<TensorSource> Run() {
     AddTables();
-    AddNorm(std::string(kFinalNormName));
+    AddNorm(FinalNorm(config_));
+    if (config_.family == DecoderFamily::kOpt) {
+      AddNormal(std::string(kPositionsName),
+                {config_.max_position + kOptPositionOffset, config_.hidden_size},
+                config_.hidden_size);
+    }
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-      for (const std::string& name : LayerNorms(layer)) AddNorm(name);
+      for (const NormShape& norm : LayerNorms(config_, layer)) AddNorm(norm);
+      if (config_.head_norms) {
+        for (const NormShape& norm : HeadNorms(config_, layer)) AddNorm(norm);
+      }
       for (const LinearShape& shape : LayerLinears(config_, layer)) {
         for (const LinearPartShape& part : shape.parts) AddPart(part, shape.k);
       }
@@ -296,8 +304,9 @@ class RandomCheckpointMaker final {
         Content::kRecords);
   }
 
-  void AddNorm(const std::string& name) {
-    AddTensor(name, DType::kBF16, {config_.hidden_size}, Content::kNorm);
+  void AddNorm(const NormShape& norm) {
+    AddTensor(norm.name + ".weight", DType::kBF16, {norm.size}, Content::kNorm);
+    if (norm.has_bias) AddNormal(norm.name + ".bias", {norm.size}, 100);
   }
   // Of variance 1 / `inverse_variance`.
   void AddNormal(const std::string& name, std::vector<int64_t> shape, int64_t inverse_variance) {

@@ -53,6 +53,18 @@ class StageBackend final : public Backend {
   absl::Status RmsNorm(const RmsNormParams& params) override {
     return Run(Stage::kPointwise, [&] { return inner_->RmsNorm(params); });
   }
+  absl::Status LayerNorm(const LayerNormParams& params) override {
+    return Run(Stage::kPointwise, [&] { return inner_->LayerNorm(params); });
+  }
+  absl::Status HeadNorm(const HeadNormParams& params) override {
+    return Run(Stage::kPointwise, [&] { return inner_->HeadNorm(params); });
+  }
+  absl::Status AddPositions(const AddPositionsParams& params) override {
+    return Run(Stage::kPointwise, [&] { return inner_->AddPositions(params); });
+  }
+  absl::Status Relu(const ReluParams& params) override {
+    return Run(Stage::kPointwise, [&] { return inner_->Relu(params); });
+  }
   absl::Status Linear(const LinearParams& params) override {
     return Run(params.weight == head_ ? Stage::kHead : Stage::kLinears,
                [&] { return inner_->Linear(params); });

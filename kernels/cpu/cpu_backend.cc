@@ -57,6 +57,26 @@ absl::Status CpuBackend::RmsNorm(const RmsNormParams& params) {
   return absl::OkStatus();
 }
 
+absl::Status CpuBackend::LayerNorm(const LayerNormParams& params) {
+  LayerNormCpu(params, pool_);
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::HeadNorm(const HeadNormParams& params) {
+  HeadNormCpu(params, pool_);
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::AddPositions(const AddPositionsParams& params) {
+  AddPositionsCpu(params, pool_);
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::Relu(const ReluParams& params) {
+  ReluCpu(params, pool_);
+  return absl::OkStatus();
+}
+
 absl::Status CpuBackend::Linear(const LinearParams& params) {
   if (params.y_dtype != DType::kF32) {
     return InvalidArgumentError("linear: output dtype {}; the CPU backend writes F32",

@@ -28,6 +28,10 @@ class CpuBackend final : public Backend {
 
   absl::Status Embedding(const EmbeddingParams& params) override;
   absl::Status RmsNorm(const RmsNormParams& params) override;
+  absl::Status LayerNorm(const LayerNormParams& params) override;
+  absl::Status HeadNorm(const HeadNormParams& params) override;
+  absl::Status AddPositions(const AddPositionsParams& params) override;
+  absl::Status Relu(const ReluParams& params) override;
   absl::Status Linear(const LinearParams& params) override;
   absl::Status RopeAndKvWrite(const RopeAndKvWriteParams& params) override;
   absl::Status PagedAttention(const PagedAttentionParams& params) override;

@@ -42,6 +42,10 @@ void UnpackRow(const PackedLinear& table, int64_t row, float* out);
 absl::Status EmbeddingCpu(const EmbeddingParams& params, ThreadPool& pool);
 
 void RmsNormCpu(const RmsNormParams& params, ThreadPool& pool);
+void LayerNormCpu(const LayerNormParams& params, ThreadPool& pool);
+void HeadNormCpu(const HeadNormParams& params, ThreadPool& pool);
+void AddPositionsCpu(const AddPositionsParams& params, ThreadPool& pool);
+void ReluCpu(const ReluParams& params, ThreadPool& pool);
 void RopeAndKvWriteCpu(const RopeAndKvWriteParams& params, ThreadPool& pool);
 void SiluAndMulCpu(const SiluAndMulParams& params, ThreadPool& pool);
 void GatherRowsCpu(const GatherRowsParams& params, ThreadPool& pool);

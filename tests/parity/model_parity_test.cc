@@ -176,7 +176,7 @@ TEST_F(ModelParityTest, PerplexityEqualsTheReference) {
 }
 
 TEST_F(ModelParityTest, LogitsAreThoseOfTheCpuBackend) {
-  for (const char* name : {"llama", "llama3-rope"}) {
+  for (const char* name : {"llama", "llama3-rope", "mistral-window", "opt", "qwen2", "qwen3"}) {
     const auto reference =
         ReadJsonFile(TestDataPath(std::string("tiny_models/") + name) + "/expected.json");
     FQ_ASSERT_OK(reference);

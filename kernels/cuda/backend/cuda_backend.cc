@@ -131,6 +131,22 @@ absl::Status CudaBackend::RmsNorm(const RmsNormParams& params) {
   return ToStatus(LaunchRmsNorm(params, stream_), "rms_norm");
 }
 
+absl::Status CudaBackend::LayerNorm(const LayerNormParams& params) {
+  return ToStatus(LaunchLayerNorm(params, stream_), "layer_norm");
+}
+
+absl::Status CudaBackend::HeadNorm(const HeadNormParams& params) {
+  return ToStatus(LaunchHeadNorm(params, stream_), "head_norm");
+}
+
+absl::Status CudaBackend::AddPositions(const AddPositionsParams& params) {
+  return ToStatus(LaunchAddPositions(params, stream_), "add_positions");
+}
+
+absl::Status CudaBackend::Relu(const ReluParams& params) {
+  return ToStatus(LaunchRelu(params, stream_), "relu");
+}
+
 absl::Status CudaBackend::Linear(const LinearParams& params) {
   if (params.y_dtype != DType::kF32 && params.y_dtype != DType::kBF16) {
     return InvalidArgumentError("linear: output dtype {}; the CUDA backend writes BF16 or F32",

@@ -23,6 +23,12 @@ cudaError_t LaunchEmbedding(const EmbeddingParams& params, const void* table, in
 // The sum with the residual is rounded to BF16 before it is normalised.
 cudaError_t LaunchRmsNorm(const RmsNormParams& params, cudaStream_t stream);
 
+// The same rounding of the sum as LaunchRmsNorm.
+cudaError_t LaunchLayerNorm(const LayerNormParams& params, cudaStream_t stream);
+cudaError_t LaunchHeadNorm(const HeadNormParams& params, cudaStream_t stream);
+cudaError_t LaunchAddPositions(const AddPositionsParams& params, cudaStream_t stream);
+cudaError_t LaunchRelu(const ReluParams& params, cudaStream_t stream);
+
 cudaError_t LaunchRopeAndKvWrite(const RopeAndKvWriteParams& params, cudaStream_t stream);
 
 cudaError_t LaunchSiluAndMul(const SiluAndMulParams& params, cudaStream_t stream);

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 
 namespace flashquant {
@@ -103,7 +104,105 @@ TEST(ModelConfigTest, RefusesUnknownFeaturesByName) {
   const absl::StatusCode unimplemented = absl::StatusCode::kUnimplemented;
   ExpectRefused("architectures", {"MambaForCausalLM"}, unimplemented, "MambaForCausalLM");
   ExpectRefused("hidden_act", "gelu", unimplemented, "gelu");
-  ExpectRefused("rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}, unimplemented, "yarn");
+  ExpectRefused("rope_scaling", {{"type", "longrope"}, {"factor", 2.0}}, unimplemented, "longrope");
+}
+
+nlohmann::json With(nlohmann::json config, const nlohmann::json& changes) {
+  config.update(changes);
+  return config;
+}
+
+TEST(ModelConfigTest, FamiliesHaveTheBiasesAndNormsOfTheirModels) {
+  const auto parse = [](const char* name, const nlohmann::json& changes = {}) {
+    nlohmann::json config =
+        With(LlamaConfig(), changes.is_null() ? nlohmann::json::object() : changes);
+    config["architectures"] = {name};
+    const absl::StatusOr<ModelConfig> parsed = Parse(config);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return *parsed;
+  };
+  EXPECT_FALSE(parse("LlamaForCausalLM").attention_bias);
+  EXPECT_TRUE(parse("LlamaForCausalLM", {{"attention_bias", true}}).attention_output_bias);
+  const ModelConfig qwen2 = parse("Qwen2ForCausalLM");
+  EXPECT_TRUE(qwen2.attention_bias);
+  EXPECT_FALSE(qwen2.attention_output_bias);
+  EXPECT_FALSE(qwen2.head_norms);
+  EXPECT_TRUE(parse("Qwen3ForCausalLM").head_norms);
+  EXPECT_FALSE(parse("Qwen3ForCausalLM").attention_bias);
+}
+
+TEST(ModelConfigTest, SlidingWindowsAreReadLayerByLayer) {
+  const auto windows = [](const char* name, const nlohmann::json& changes) {
+    nlohmann::json config = With(LlamaConfig(), changes);
+    config["num_hidden_layers"] = 3;
+    config["architectures"] = {name};
+    const absl::StatusOr<ModelConfig> parsed = Parse(config);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    std::vector<int32_t> all;
+    for (int32_t layer = 0; layer < 3; ++layer) all.push_back(parsed->sliding_window(layer));
+    return all;
+  };
+  using Windows = std::vector<int32_t>;
+  EXPECT_EQ(windows("MistralForCausalLM", {{"sliding_window", 16}}), Windows({16, 16, 16}));
+  EXPECT_EQ(windows("MistralForCausalLM", {{"sliding_window", nullptr}}), Windows({0, 0, 0}));
+  EXPECT_EQ(windows("Qwen2ForCausalLM", {{"sliding_window", 16}}), Windows({0, 0, 0}));
+  EXPECT_EQ(
+      windows("Qwen2ForCausalLM",
+              {{"sliding_window", 16}, {"use_sliding_window", true}, {"max_window_layers", 2}}),
+      Windows({0, 0, 16}));
+  EXPECT_EQ(
+      windows("Qwen3ForCausalLM",
+              {{"sliding_window", 8},
+               {"use_sliding_window", true},
+               {"layer_types", {"sliding_attention", "full_attention", "sliding_attention"}}}),
+      Windows({8, 0, 8}));
+  ExpectRefused("partial_rotary_factor", 0.5, absl::StatusCode::kUnimplemented,
+                "partial_rotary_factor");
+}
+
+TEST(ModelConfigTest, YarnStretchesTheContextAndScalesAttention) {
+  const auto yarn = [](const nlohmann::json& scaling) {
+    return Parse(With(LlamaConfig(), {{"rope_scaling", scaling}}));
+  };
+  auto config =
+      yarn({{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 4096}});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope.type, RopeType::kYarn);
+  EXPECT_EQ(config->max_position, 16384);
+  EXPECT_NEAR(config->rope.attention_factor, 0.1 * std::log(4.0) + 1.0, 1e-12);
+  config = yarn({{"rope_type", "yarn"},
+                 {"factor", 40.0},
+                 {"mscale", 1.0},
+                 {"mscale_all_dim", 1.0},
+                 {"original_max_position_embeddings", 4096}});
+  EXPECT_EQ(config->rope.attention_factor, 1.0);
+  config = yarn({{"rope_type", "yarn"}, {"factor", 4.0}, {"attention_factor", 0.5}});
+  EXPECT_EQ(config->rope.attention_factor, 0.5);
+  EXPECT_EQ(yarn({{"rope_type", "dynamic"}, {"factor", 2.0}})->rope.type, RopeType::kDynamic);
+}
+
+TEST(ModelConfigTest, OptVariantsThatWeDoNotRunAreRefusedByName) {
+  nlohmann::json opt = LlamaConfig();
+  opt["architectures"] = {"OPTForCausalLM"};
+  opt["ffn_dim"] = 96;
+  const absl::StatusOr<ModelConfig> config = Parse(opt);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, DecoderFamily::kOpt);
+  EXPECT_EQ(config->intermediate_size, 96);
+  EXPECT_TRUE(config->attention_bias && config->attention_output_bias && config->mlp_bias);
+  EXPECT_TRUE(config->tie_word_embeddings || opt.contains("tie_word_embeddings"));
+  const nlohmann::json refused = {{"do_layer_norm_before", false},
+                                  {"enable_bias", false},
+                                  {"_remove_final_layer_norm", true},
+                                  {"word_embed_proj_dim", 512},
+                                  {"activation_function", "gelu"}};
+  for (const auto& [key, value] : refused.items()) {
+    nlohmann::json changed = opt;
+    changed[key] = value;
+    const absl::Status status = Parse(changed).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << key;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(key));
+  }
 }
 
 }  // namespace

@@ -39,8 +39,10 @@ ReferenceModel Load(const std::string& path,
   EXPECT_TRUE(backend.ok()) << backend.status();
   std::vector<float> frequencies = RopeInverseFrequencies(config->rope, config->head_dim);
   change_frequencies(&frequencies);
-  auto model = DecoderModel::Load(*checkpoint, *config, MakeRopeTable(frequencies, kContext),
-                                  backend->get(), nullptr);
+  const std::vector<float> rope_table = config->family == DecoderFamily::kOpt
+                                            ? MakeRopeTable(*config, kContext)
+                                            : MakeRopeTable(frequencies, kContext);
+  auto model = DecoderModel::Load(*checkpoint, *config, rope_table, backend->get(), nullptr);
   EXPECT_TRUE(model.ok()) << model.status();
   return {*std::move(backend), *std::move(model)};
 }
@@ -137,7 +139,9 @@ TEST_P(TinyModelTest, LogitsAndGreedyTokensEqualTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Llama, TinyModelTest, testing::Values("llama", "llama3-rope"),
+INSTANTIATE_TEST_SUITE_P(Families, TinyModelTest,
+                         testing::Values("llama", "llama3-rope", "mistral-window", "opt", "qwen2",
+                                         "qwen3"),
                          [](const auto& param_info) {
                            std::string name = param_info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

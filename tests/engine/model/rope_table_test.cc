@@ -41,6 +41,26 @@ TEST(RopeTableTest, Llama3KeepsShortWavesStretchesLongOnesAndBlendsBetween) {
   EXPECT_FLOAT_EQ(frequencies[2], static_cast<float>((1 - smooth) * 0.01 / 8 + smooth * 0.01));
 }
 
+// transformers' _compute_yarn_parameters, evaluated for these numbers: the range from 0 to 3.
+TEST(RopeTableTest, YarnKeepsFastPairsStretchesSlowOnesAndBlendsBetween) {
+  const RopeConfig rope = {
+      .type = RopeType::kYarn, .theta = 10000.0, .factor = 4.0, .original_max_position = 64};
+  const std::vector<float> frequencies = RopeInverseFrequencies(rope, 16);
+  const std::vector<float> expected = {1.0f,    0.237170825f,    0.05f,    0.00790569415f,
+                                       0.0025f, 0.000790569415f, 0.00025f, 7.90569415e-05f};
+  ASSERT_EQ(frequencies.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_FLOAT_EQ(frequencies[i], expected[i]) << i;
+}
+
+TEST(RopeTableTest, AModelsTableHasItsAttentionFactorAndOptDoesNotTurn) {
+  ModelConfig config;
+  config.head_dim = 4;
+  config.rope.attention_factor = 1.5;
+  EXPECT_FLOAT_EQ(MakeRopeTable(config, 2)[4], 1.5f * std::cos(1.0f));
+  config.family = DecoderFamily::kOpt;
+  EXPECT_EQ(MakeRopeTable(config, 2), std::vector<float>({1, 1, 0, 0, 1, 1, 0, 0}));
+}
+
 TEST(RopeTableTest, RowsHoldCosinesThenSines) {
   const std::vector<float> table = MakeRopeTable(RopeInverseFrequencies({.theta = 100.0}, 4), 3);
   ASSERT_EQ(table.size(), 12u);

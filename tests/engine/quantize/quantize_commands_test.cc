@@ -10,6 +10,7 @@
 #include "engine/model/loaded_model.h"
 #include "engine/model/text_scorer.h"
 #include "engine/tools/commands.h"
+#include "fmt/format.h"
 #include "gtest/gtest.h"
 #include "tests/engine/quantize/small_checkpoint.h"
 #include "tests/engine/quantize/tiny_llama.h"
