@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-parity="memory linear attention pointwise sample"
+parity="memory linear attention pointwise decoder_variant sample"
 if [[ "${1:-}" == "--prebuilt" ]]; then
   build="$2"
   tests="$2"
