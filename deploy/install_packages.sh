@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the distribution packages of docker/apt-packages.txt, and only those that are missing:
-#   deploy/install_packages.sh [KIND...]       KIND: test, bench, clang, download (second word of a line there)
+#   deploy/install_packages.sh [KIND...]       KIND: test, bench, clang, download, package (second word of a line there)
 # Lines without a kind are always wanted. Works as root or through sudo on Debian 12 and Ubuntu 24.04; does nothing,
 # and needs neither network nor root, when everything is there.
 set -euo pipefail

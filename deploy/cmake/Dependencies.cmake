@@ -16,6 +16,7 @@ pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)  # NFC for toke
 if(FQ_BUILD_SERVER)
   find_package(Protobuf REQUIRED)      # wire format; module mode, Debian ships no config file
   find_package(gRPC REQUIRED)          # server and client; used in server/ only
+  find_package(OpenSSL REQUIRED)       # hashes of tokens, checks of certificates; gRPC links it already
 endif()
 
 if(FQ_BUILD_TESTS OR FQ_BUILD_FUZZ)

@@ -35,21 +35,7 @@ done
 ((EUID == 0)) || { echo "clean_root: needs root (debootstrap, chroot)" >&2; exit 1; }
 command -v debootstrap >/dev/null || { echo "clean_root: apt-get install debootstrap" >&2; exit 1; }
 
-# The mirror that this machine uses for the suite, in either form of apt's source files.
-find_mirror() {
-  if [[ -n "${FQ_APT_MIRROR:-}" ]]; then
-    echo "${FQ_APT_MIRROR}"
-    return
-  fi
-  local uri
-  uri="$(cat /etc/apt/sources.list.d/*.sources 2>/dev/null |
-    awk -v suite="${suite}" '/^$/ {uri=""} /^URIs:/ {uri=$2} /^Suites:/ {for (i = 2; i <= NF; ++i) if ($i == suite) {print uri; exit}}')"
-  [[ -n "${uri}" ]] || uri="$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null |
-    awk -v suite="${suite}" '$1 == "deb" {i = 2; if ($2 ~ /^\[/) {while ($i !~ /\]$/) ++i; ++i} if ($(i + 1) == suite) {print $i; exit}}')"
-  echo "${uri:-http://deb.debian.org/debian}"
-}
-
-mirror="$(find_mirror)"
+source tests/install/debian_base.sh
 tarball="${work}/${suite}.tar"
 root="${work}/root"
 mkdir -p "${work}"
@@ -64,29 +50,14 @@ remove_root() {
 }
 trap unmount EXIT
 
-if [[ ! -f "${tarball}" ]]; then
-  echo "==> debootstrap ${suite}"
-  remove_root
-  debootstrap --variant=minbase "${suite}" "${root}" "${mirror}" >"${work}/debootstrap.log" 2>&1 || {
-    tail -n 20 "${work}/debootstrap.log" >&2
-    exit 1
-  }
-  tar -C "${root}" -cf "${tarball}.part" .
-  mv "${tarball}.part" "${tarball}"
-fi
+make_base_tarball "${suite}" "${work}"
 
 echo "==> bare root from ${tarball}, repository at $(git rev-parse --short HEAD)"
 remove_root
 mkdir -p "${root}"
 tar -C "${root}" -xf "${tarball}"
 mount -t proc proc "${root}/proc"
-cp /etc/resolv.conf /etc/hosts "${root}/etc/"
-# apt settings of this machine (a proxy, for one), and the certificates its network needs.
-cp -r /etc/apt/apt.conf.d/. "${root}/etc/apt/apt.conf.d/"
-if [[ -d /usr/local/share/ca-certificates ]]; then
-  mkdir -p "${root}/usr/local/share/ca-certificates"
-  cp -rL /usr/local/share/ca-certificates/. "${root}/usr/local/share/ca-certificates/"
-fi
+use_network_settings "${root}"
 mkdir -p "${root}/src/flashquant"
 git archive HEAD | tar -C "${root}/src/flashquant" -x
 test_data=/nonexistent

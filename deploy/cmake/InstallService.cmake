@@ -1,0 +1,26 @@
+# Run by `cmake --install` and CPack (Install.cmake sets the fq_ variables): the systemd unit, its configuration and,
+# in a package, the copyright file. A configuration that is there already is left alone; dpkg asks by itself.
+if(CMAKE_INSTALL_PREFIX STREQUAL "/usr")
+  set(fq_sysconfdir /etc)
+else()
+  set(fq_sysconfdir ${CMAKE_INSTALL_PREFIX}/etc)
+endif()
+set(FQ_PROGRAM ${CMAKE_INSTALL_PREFIX}/${fq_bindir}/flashquant)
+set(FQ_CONFIG ${fq_sysconfdir}/flashquant/flashquant.json)
+set(FQ_DEMO_MODEL ${CMAKE_INSTALL_PREFIX}/${fq_datadir}/flashquant/demo-model)
+if(fq_cuda)
+  # The driver's device nodes; nothing else below /dev but null, zero and their like.
+  set(FQ_DEVICES "DevicePolicy=closed\nDeviceAllow=char-nvidia* rw")
+else()
+  set(FQ_DEVICES "PrivateDevices=yes")
+endif()
+
+set(generated ${fq_binary}/generated)
+configure_file(${fq_source}/deploy/systemd/flashquant.service.in ${generated}/flashquant.service @ONLY)
+configure_file(${fq_source}/deploy/systemd/flashquant.json.in ${generated}/flashquant.json @ONLY)
+file(INSTALL DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/systemd/system TYPE FILE FILES ${generated}/flashquant.service)
+if("$ENV{DESTDIR}" STREQUAL "" AND EXISTS ${FQ_CONFIG})
+  message(STATUS "Kept: ${FQ_CONFIG}")
+else()
+  file(INSTALL DESTINATION ${fq_sysconfdir}/flashquant TYPE FILE FILES ${generated}/flashquant.json)
+endif()

@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Builds an image without a Docker engine (Debian's buildah, vfs storage, chroot isolation, base made by debootstrap) and
+# shows what it is worth: size over its base, labels, time from start to READY as user 65532 on a read-only root without
+# capabilities, generated text, files it wrote (none), exit code and time after SIGTERM. Needs root, buildah, debootstrap.
+#   tests/docker/image_test.sh [cpu|cuda] [--work FOLDER] [--keep] [--architectures LIST]
+# cuda: the toolkit of this machine (CUDA_HOME, default /usr/local/cuda) is mounted into the build stage read-only; the
+# image has no GPU here, so the server in it runs on the CPU. --architectures: what to compile for, default all.
+# Builds the committed tree (HEAD). CI does not run this: it compiles everything once more (README "Tests").
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source tests/install/debian_base.sh
+kind=cpu
+work="${TMPDIR:-/tmp}/flashquant-clean-root"
+keep=0
+architectures=""
+while (($#)); do
+  case "$1" in
+    cpu | cuda) kind="$1"; shift ;;
+    --work) work="$2"; shift 2 ;;
+    --architectures) architectures="$2"; shift 2 ;;
+    --keep) keep=1; shift ;;
+    *) echo "image_test: unknown argument '$1'" >&2; exit 2 ;;
+  esac
+done
+((EUID == 0)) || { echo "image_test: needs root (debootstrap, chroot)" >&2; exit 1; }
+for tool in buildah debootstrap unshare setpriv; do
+  command -v "${tool}" >/dev/null || { echo "image_test: needs ${tool}" >&2; exit 1; }
+done
+limit_mb=120
+[[ "${kind}" == cpu ]] || limit_mb=900
+
+store="${work}/images"
+mkdir -p "${store}"
+b() { buildah --root "${store}/root" --runroot "${store}/run" --storage-driver vfs "$@"; }
+context="$(mktemp -d)"
+container=""
+server=""
+finish() {
+  [[ -z "${server}" ]] || kill -KILL "${server}" 2>/dev/null || true
+  [[ -z "${container}" ]] || b rm "${container}" >/dev/null 2>&1 || true
+  rm -rf "${context}"
+}
+trap finish EXIT
+failures=0
+expect() {  # expect WHAT COMMAND...
+  local what="$1"
+  shift
+  if "$@"; then echo "ok: ${what}"; else echo "FAILED: ${what}"; failures=$((failures + 1)); fi
+}
+seconds_since() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN {printf "%.2f", b - a}'; }
+bytes_of() { du -sxb --apparent-size "$1" | cut -f1; }
+
+make_base_tarball bookworm "${work}"
+if ! b inspect --type image localhost/fq-base >/dev/null 2>&1; then
+  base="$(b from scratch)"
+  b add "${base}" "${work}/bookworm.tar" / >/dev/null
+  b commit --rm "${base}" localhost/fq-base >/dev/null 2>&1
+fi
+
+echo "==> build of ${kind} at $(git rev-parse --short HEAD)"
+git archive HEAD | tar -C "${context}" -x
+arguments=(--format docker --isolation chroot --build-arg BASE_IMAGE=localhost/fq-base --pull-never
+  --build-arg REVISION="$(git rev-parse HEAD)")
+if [[ "${kind}" == cuda ]]; then
+  arguments+=(--build-arg BUILD_IMAGE=localhost/fq-base -v "$(realpath "${CUDA_HOME:-/usr/local/cuda}"):/usr/local/cuda:ro")
+  [[ -z "${architectures}" ]] || arguments+=(--build-arg CUDA_ARCHITECTURES="${architectures}")
+fi
+start="$(date +%s.%N)"
+b build "${arguments[@]}" -f "docker/${kind}.Dockerfile" -t "localhost/flashquant:${kind}" "${context}" \
+  >"${store}/build-${kind}.log" 2>&1 || { tail -n 40 "${store}/build-${kind}.log" >&2; exit 1; }
+echo "built in $(seconds_since "${start}") s"
+
+container="$(b from --pull-never "localhost/flashquant:${kind}")"
+root="$(b mount "${container}")"
+base="$(b from --pull-never localhost/fq-base)"
+base_bytes="$(bytes_of "$(b mount "${base}")")"
+b rm "${base}" >/dev/null
+added_mb=$((($(bytes_of "${root}") - base_bytes + 999999) / 1000000))
+echo "base $((base_bytes / 1000000)) MB, image adds ${added_mb} MB"
+expect "adds less than ${limit_mb} MB" test "${added_mb}" -lt "${limit_mb}"
+setting() { b inspect --type image --format "$1" "localhost/flashquant:${kind}"; }
+expect "runs as 65532" test "$(setting '{{.Docker.Config.User}}')" = 65532:65532
+expect "has a health check" grep -q health <<<"$(setting '{{.Docker.Config.Healthcheck}}')"
+expect "is labelled with its revision" \
+  test "$(setting '{{index .Docker.Config.Labels "org.opencontainers.image.revision"}}')" = "$(git rev-parse HEAD)"
+expect "has no file that its user may write" \
+  test -z "$(find "${root}" -xdev \( -user 65532 -o -perm -o+w \) \( -type f -o -type d -not -perm -1000 \) -print -quit)"
+
+# in_image COMMAND...: as the engine would with --read-only, --cap-drop ALL and no-new-privileges; the image's own
+# variables; nothing writable but what a process makes in memory.
+mapfile -t variables < <(setting '{{range .Docker.Config.Env}}{{println .}}{{end}}' | sed '/^$/d')
+in_image() {
+  exec unshare --mount bash -c 'root="$1"; shift
+    mount --bind "${root}" "${root}" && mount -t proc proc "${root}/proc" && mount --rbind /dev "${root}/dev" &&
+      mount -o remount,bind,ro "${root}" || exit 125
+    exec chroot "${root}" setpriv --reuid 65532 --regid 65532 --clear-groups --no-new-privs --bounding-set -all \
+      --inh-caps -all env -i "$@"' in_image "${root}" "${variables[@]}" \
+    FLASHQUANT_LISTEN_ADDRESS=127.0.0.1:50951 FLASHQUANT_METRICS_ADDRESS=127.0.0.1:9951 "$@"
+}
+health() { (in_image flashquant health --target 127.0.0.1:50951 --timeout 4) >/dev/null 2>&1; }
+
+(in_image sh -c 'touch /tmp/x') 2>/dev/null && { echo "FAILED: the root is writable"; failures=$((failures + 1)); }
+touch "${work}/before"
+start="$(date +%s.%N)"
+in_image flashquant serve >"${store}/server-${kind}.log" 2>&1 &
+server=$!
+deadline=$((SECONDS + 60))
+until health; do
+  kill -0 "${server}" 2>/dev/null || { cat "${store}/server-${kind}.log" >&2; exit 1; }
+  ((SECONDS < deadline)) || { echo "FAILED: not ready within 60 s"; exit 1; }
+done
+echo "start to READY: $(seconds_since "${start}") s"
+expect "the server runs as 65532 without capabilities" grep -qE '^CapEff:[[:space:]]*0+$' "/proc/${server}/status"
+expect "and as that user" test "$(awk '/^Uid:/ {print $2}' "/proc/${server}/status")" = 65532
+text="$( (in_image flashquant generate --target 127.0.0.1:50951 --prompt 'Once upon a time' --max-tokens 40 \
+  --temperature 0 --json) 2>&1)" || true
+echo "${text}" | tail -n 1
+expect "text is generated" grep -q '"finish_reason"' <<<"${text}"
+# A long answer is running when the signal comes: the drain lets it end.
+(in_image flashquant generate --target 127.0.0.1:50951 --prompt 'The old king' --max-tokens 200 --ignore-eos \
+  --temperature 0 --json) >"${store}/answer.json" 2>&1 &
+client=$!
+until [[ -s "${store}/answer.json" ]]; do kill -0 "${client}" 2>/dev/null || break; done
+start="$(date +%s.%N)"
+kill -TERM "${server}"
+code=0
+wait "${server}" || code=$?
+server=""
+stopped="$(seconds_since "${start}")"
+echo "SIGTERM to exit: ${stopped} s, exit code ${code}"
+expect "exit code 0" test "${code}" = 0
+expect "within the drain" awk -v s="${stopped}" 'BEGIN {exit !(s < 30)}'
+wait "${client}" || true
+expect "the answer that was running ended" grep -q '"finish_reason"' "${store}/answer.json"
+expect "nothing was written below its root" \
+  test -z "$(find "${root}" -xdev -newer "${work}/before" -type f -print -quit)"
+
+((keep)) || b rmi "localhost/flashquant:${kind}" >/dev/null 2>&1 || true
+echo "image_test ${kind}: ${failures} failed"
+((failures == 0))
