@@ -1,4 +1,4 @@
-// INT4 part of a unit on BF16 tensor cores, for more than 16 rows: codes become MMA A fragments in
+// INT4 part of a unit on BF16 tensor cores, for more than 8 rows: codes become MMA A fragments in
 // registers by one shift and one logic operation a register, 128 + q in BF16. The bias and the zero
 // point are taken out by starting each group's accumulators at -(128 + z) * sum(x), in FP32; the
 // group's scale multiplies the accumulators. No weight is ever rounded.

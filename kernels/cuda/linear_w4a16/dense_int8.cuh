@@ -1,4 +1,4 @@
-// INT4 part of a unit on integer tensor cores, for up to 16 rows: a code is a signed byte after one
+// INT4 part of a unit on integer tensor cores, for up to 8 rows: a code is a signed byte after one
 // logic operation on four of them, 16 * (q - 8), and x is two signed digits (activations.cuh). Two
 // INT8 MMAs take 32 features where BF16 takes two of 16, but A fragments cost less than half the
 // instructions, which is what limits the BF16 form; sums are exact in INT32 until a group's scale

@@ -69,19 +69,12 @@ __device__ __forceinline__ uint32_t FirstPieceBytes(const OutlierRef& ref) {
   return min(ref.num_16bytes * 16, static_cast<uint32_t>(kMaxPieceBytes));
 }
 
-template <bool kBulk>
-__device__ __forceinline__ void FillDense(const KernelArgs& args, const UnitCursor& at,
-                                          StageRing<kBulk>& ring, int stage) {
-  ring.CopyFirst(stage,
-                 args.dense + static_cast<uint64_t>(at.unit_of_layer) * args.unit_dense_bytes,
-                 args.unit_dense_bytes);
+__device__ __forceinline__ const uint8_t* DenseOf(const KernelArgs& args, const UnitCursor& at) {
+  return args.dense + static_cast<uint64_t>(at.unit_of_layer) * args.unit_dense_bytes;
 }
-
-template <bool kBulk>
-__device__ __forceinline__ void FillOutliers(const KernelArgs& args, const OutlierRef& ref,
-                                             StageRing<kBulk>& ring, int stage) {
-  ring.CopyRest(stage, args.unit_dense_bytes,
-                args.outliers + static_cast<uint64_t>(ref.offset) * 16, FirstPieceBytes(ref));
+__device__ __forceinline__ const uint8_t* OutliersOf(const KernelArgs& args,
+                                                     const OutlierRef& ref) {
+  return args.outliers + static_cast<uint64_t>(ref.offset) * 16;
 }
 
 // Pieces of a unit's outliers behind the first, which only tiles of more than an eighth outliers
@@ -166,8 +159,8 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
     }
     __syncwarp();
     if (i + args.stages < num_run) {
-      FillDense<kBulk>(args, fill, ring, stage);
-      FillOutliers<kBulk>(args, next, ring, stage);
+      ring.CopyBoth(stage, DenseOf(args, fill), args.unit_dense_bytes, OutliersOf(args, next),
+                    FirstPieceBytes(next));
       sizes.Put(args.stages - 1, next.num_16bytes);
       fill.Next(args, share);
       if (i + 1 + args.stages < num_run) next = LoadRef(args, fill);
@@ -220,7 +213,7 @@ __global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
   const int num_fills = min(num_run, args.stages);
 #pragma unroll 1
   for (int i = 0; i < num_fills; ++i) {
-    FillDense<kBulk>(args, fill, ring, i);
+    ring.CopyFirst(i, DenseOf(args, fill), args.unit_dense_bytes);
     if (lane == i) refs = LoadRef(args, fill);
     fill.Next(args, share);
   }
@@ -242,7 +235,7 @@ __global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
           if (i < num_fills) {
             const OutlierRef ref = {__shfl_sync(0xffffffffu, refs.offset, i),
                                     __shfl_sync(0xffffffffu, refs.num_16bytes, i)};
-            FillOutliers<kBulk>(args, ref, ring, i);
+            ring.CopyRest(i, args.unit_dense_bytes, OutliersOf(args, ref), FirstPieceBytes(ref));
             sizes.Put(i, ref.num_16bytes);
           } else {
             ring.CopyNothing();

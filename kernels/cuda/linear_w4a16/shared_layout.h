@@ -22,9 +22,10 @@ static_assert(kSharedHeadBytes % 16 == 0);
 
 constexpr int BatchBlocks(int m) { return m <= 8 ? 1 : m <= 16 ? 2 : 4; }
 
-// Up to 16 rows the dense part runs on integer tensor cores (dense_int8.cuh). More rows are bound
-// by the tensor cores, which two digits would not relieve.
-FQ_HOST_DEVICE constexpr bool UsesDigits(int batch_blocks) { return batch_blocks <= 2; }
+// Up to 8 rows the dense part runs on integer tensor cores (dense_int8.cuh). More rows take as many
+// instructions in either form, and two digits beside the BF16 that outliers need would fill shared
+// memory.
+FQ_HOST_DEVICE constexpr bool UsesDigits(int batch_blocks) { return batch_blocks == 1; }
 
 // Partial sums of one strip in FP32.
 FQ_HOST_DEVICE constexpr uint32_t SlotBytes(int batch_blocks) {

@@ -8,10 +8,11 @@
 
 namespace flashquant::cuda {
 
-// Filling: CopyFirst then CopyRest for each stage in the order 0, 1, ..., stages - 1, 0, ...; where
-// nothing is left to copy, CopyNothing instead, so that the number of fills is the same on all
-// paths. At the start CopyFirst of several stages may go before their CopyRest. All lanes call all
-// functions, and have passed a __syncwarp behind the last read of what was in the stage.
+// Filling: CopyBoth, or CopyFirst then CopyRest, for each stage in the order 0, 1, ..., stages - 1,
+// 0, ...; where nothing is left to copy, CopyNothing instead, so that the number of fills is the
+// same on all paths. At the start CopyFirst of several stages may go before their CopyRest. All
+// lanes call all functions, and have passed a __syncwarp behind the last read of what was in the
+// stage.
 template <bool kBulk>
 class StageRing;
 
@@ -36,7 +37,6 @@ class StageRing<true> {
                          : "memory");
       }
       FQ_BULK_COPY_ASM("fence.proxy.async.shared::cta;" ::: "memory");
-      FQ_BULK_COPY_ASM("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy_));
     }
     __syncwarp();
   }
@@ -56,6 +56,16 @@ class StageRing<true> {
                      "r"(bytes)
                      : "memory");
     if (bytes != 0) Copy(stage, offset, source, bytes);
+  }
+  // `bytes` not 0.
+  __device__ void CopyBoth(int stage, const uint8_t* source, uint32_t bytes,
+                           const uint8_t* rest_source, uint32_t rest_bytes) {
+    if (lane_ != 0) return;
+    FQ_BULK_COPY_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Barrier(stage)),
+                     "r"(bytes + rest_bytes)
+                     : "memory");
+    Copy(stage, 0, source, bytes);
+    if (rest_bytes != 0) Copy(stage, bytes, rest_source, rest_bytes);
   }
   __device__ void CopyNothing() {}
 
@@ -87,16 +97,18 @@ class StageRing<true> {
     FQ_BULK_COPY_ASM(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
         "[%1], %2, [%3], %4;" ::"r"(Address(stage) + offset),
-        "l"(source), "r"(bytes), "r"(Barrier(stage)), "l"(policy_)
+        "l"(source), "r"(bytes), "r"(Barrier(stage)), "l"(kReadOnce)
         : "memory");
   }
+
+  // What createpolicy.fractional.L2::evict_first with fraction 1 gives, as a constant.
+  static constexpr uint64_t kReadOnce = 0x12f0000000000000;
 
   uint32_t base_;
   uint32_t barriers_;
   uint32_t stage_bytes_;
   int lane_;
   uint32_t parities_ = 0;  // bit i: of stage i's next phase
-  uint64_t policy_ = 0;
 };
 
 #undef FQ_BULK_COPY_ASM
@@ -115,6 +127,11 @@ class StageRing<false> {
   __device__ void CopyRest(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
     Copy(Address(stage) + offset, source, bytes);
     asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  __device__ void CopyBoth(int stage, const uint8_t* source, uint32_t bytes,
+                           const uint8_t* rest_source, uint32_t rest_bytes) {
+    CopyFirst(stage, source, bytes);
+    CopyRest(stage, bytes, rest_source, rest_bytes);
   }
   // An empty group, so that "all but the newest n groups" keeps its meaning at the end.
   __device__ void CopyNothing() { asm volatile("cp.async.commit_group;" ::: "memory"); }
