@@ -148,6 +148,8 @@ class Engine::Impl {
 
   EngineStats stats() const { return loop_.stats(); }
 
+  EngineProgress progress() const { return {in_step_.load(), turns_.load()}; }
+
  private:
   EngineDependencies FillIn(EngineDependencies dependencies) {
     if (dependencies.clock == nullptr) dependencies.clock = &own_clock_;
@@ -179,6 +181,14 @@ class Engine::Impl {
   // We do not throw, but the standard library may (out of memory). What an exception interrupted is
   // in no known state, so it ends the engine like a device error.
   absl::StatusOr<bool> RunStepWithoutThrowing() {
+    in_step_.store(true);
+    absl::StatusOr<bool> more = CatchStep();
+    ++turns_;
+    in_step_.store(false);
+    return more;
+  }
+
+  absl::StatusOr<bool> CatchStep() {
     try {
       return loop_.RunStep();
     } catch (const std::exception& exception) {
@@ -220,6 +230,8 @@ class Engine::Impl {
 
   std::atomic<bool> stop_{false};
   std::atomic<bool> end_all_{false};
+  std::atomic<bool> in_step_{false};
+  std::atomic<int64_t> turns_{0};
   std::atomic<EngineHealth> health_{EngineHealth::kServing};
   mutable Mutex mu_;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
@@ -258,5 +270,7 @@ EngineHealth Engine::health() const { return impl_->health(); }
 absl::Status Engine::failure() const { return impl_->failure(); }
 
 EngineStats Engine::stats() const { return impl_->stats(); }
+
+EngineProgress Engine::progress() const { return impl_->progress(); }
 
 }  // namespace flashquant

@@ -33,6 +33,13 @@ struct EngineStats {
   int64_t steps = 0;
 };
 
+// Whether the engine thread gets on: a step that is under way while `turns` stays the same is
+// stuck.
+struct EngineProgress {
+  bool in_step = false;
+  int64_t turns = 0;
+};
+
 // What the engine works with; all must outlive it. Only `runner` must be set.
 struct EngineDependencies {
   StepRunner* runner = nullptr;
@@ -76,6 +83,8 @@ class Engine final {
   absl::Status failure() const;
   // Snapshot of the last step boundary. Any thread.
   EngineStats stats() const;
+  // Any thread; does not wait for the engine.
+  EngineProgress progress() const;
 
  private:
   class Impl;

@@ -163,6 +163,8 @@ void Metrics::AddPendingMessages(int64_t delta) {
 
 void Metrics::StreamAborted(StreamAbort reason) { stream_aborts_[Index(reason)]->Increment(); }
 
+void Metrics::AuthFailed(AuthFailure reason) { auth_failures_[Index(reason)]->Increment(); }
+
 void Metrics::ObserveStreamStall(Duration duration) { Observe(stream_stall_, duration); }
 
 void Metrics::SetModelLoadDuration(Duration duration) {

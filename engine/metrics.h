@@ -58,6 +58,7 @@ enum class InputTokens { kComputed, kCached, kRecomputed };
 enum class DiscardReason { kCancelled, kPastStop, kDeadline };
 enum class StepStage { kSchedule, kForward, kDeliver };
 enum class StreamAbort { kClientCancel, kDisconnect, kDeadline, kSlowReader, kDrain };
+enum class AuthFailure { kMissing, kMalformed, kUnknown, kExpired };
 enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kCritical };
 
 // Updates are safe from any thread.
@@ -115,6 +116,7 @@ class Metrics final {
   void StreamClosed();
   void AddPendingMessages(int64_t delta);
   void StreamAborted(StreamAbort reason);
+  void AuthFailed(AuthFailure reason);
   void ObserveStreamStall(Duration duration);
 
   // Model, build, log: called at start.
@@ -196,6 +198,7 @@ class Metrics final {
   prometheus::Gauge* streams_open_ = nullptr;
   prometheus::Gauge* stream_pending_messages_ = nullptr;
   Counters<5> stream_aborts_{};
+  Counters<4> auth_failures_{};
   prometheus::Histogram* stream_stall_ = nullptr;
 
   prometheus::Gauge* model_load_duration_ = nullptr;

@@ -246,6 +246,8 @@ void Metrics::BuildStreams(const Builder& builder) {
       builder.Gauge("stream_pending_messages", "Written by the engine, not yet accepted by gRPC");
   builder.Split<5>(&stream_aborts_, "stream_aborts_total", "Streams that ended early", "reason",
                    {"client_cancel", "disconnect", "deadline", "slow_reader", "drain"});
+  builder.Split<4>(&auth_failures_, "auth_failures_total", "Calls without valid credentials",
+                   "reason", {"missing", "malformed", "unknown", "expired"});
   stream_stall_ =
       builder.Histogram("stream_stall_seconds", "One write, start to done", ShortWaitBounds());
 }

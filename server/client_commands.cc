@@ -14,6 +14,7 @@
 #include "fmt/format.h"
 #include "google/protobuf/util/json_util.h"
 #include "nlohmann/json.hpp"
+#include "server/client_flags.h"
 #include "server/commands.h"
 #include "server/inference_client.h"
 #include "server/status_mapping.h"
@@ -21,10 +22,8 @@
 namespace flashquant {
 namespace {
 
-constexpr char kDefaultTarget[] = "127.0.0.1:50051";
-
 struct GenerateFlags {
-  std::string target = kDefaultTarget;
+  ClientFlags client;
   std::string prompt;
   std::vector<uint32_t> prompt_ids;
   std::string system;
@@ -80,8 +79,11 @@ std::string NextStep(const CallResult& result, const std::string& target) {
     return "try again when the server is back";
   }
   if (result.reason.empty() && result.code == 14) {
-    return fmt::format("is a server running at {}? (flashquant serve --model DIR)", target);
+    return fmt::format(
+        "is a server running at {}, and does it use TLS like this command (--tls-ca)?", target);
   }
+  if (result.reason == "CREDENTIALS_MISSING") return "give --token-file FILE";
+  if (result.reason == "CREDENTIALS_INVALID") return "the token in --token-file is not valid here";
   if (result.code == 4) return "give --timeout more seconds, or ask for fewer tokens";
   return "";
 }
@@ -91,7 +93,7 @@ int ExitCodeOf(const CallResult& result) {
 }
 
 int ReportFailure(const CallResult& result, const GenerateFlags& flags) {
-  const std::string next_step = NextStep(result, flags.target);
+  const std::string next_step = NextStep(result, flags.client.target);
   if (flags.json) {
     nlohmann::json error = {{"code", StatusCodeName(result.code)}, {"message", result.message}};
     if (!result.reason.empty()) error["reason"] = result.reason;
@@ -177,7 +179,9 @@ class StreamPrinter {
 };
 
 int RunGenerate(const GenerateFlags& flags) {
-  InferenceClient client(flags.target);
+  const absl::StatusOr<ClientSecurity> security = LoadClientSecurity(flags.client);
+  if (!security.ok()) return ReportStatus(security.status());
+  InferenceClient client(flags.client.target, *security);
   CallOptions options;
   if (flags.timeout_seconds) {
     options.timeout = std::chrono::milliseconds(static_cast<int64_t>(*flags.timeout_seconds * 1e3));
@@ -197,13 +201,15 @@ int RunGenerate(const GenerateFlags& flags) {
 }
 
 struct HealthFlags {
-  std::string target = kDefaultTarget;
+  ClientFlags client;
   std::string service;
   double timeout_seconds = 5;
 };
 
 int RunHealth(const HealthFlags& flags) {
-  InferenceClient client(flags.target);
+  const absl::StatusOr<ClientSecurity> security = LoadClientSecurity(flags.client);
+  if (!security.ok()) return ReportStatus(security.status());
+  InferenceClient client(flags.client.target, *security);
   CallOptions options;
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(flags.timeout_seconds * 1e3));
   CallResult result;
@@ -222,7 +228,7 @@ int RunHealth(const HealthFlags& flags) {
       return kExitUnavailable;
     case HealthState::kUnreachable:
       fmt::print("unreachable\n");
-      fmt::print(stderr, "flashquant: {}: {}\n", flags.target, result.message);
+      fmt::print(stderr, "flashquant: {}: {}\n", flags.client.target, result.message);
       return kExitUnavailable;
   }
   return kExitInternal;
@@ -233,7 +239,7 @@ int RunHealth(const HealthFlags& flags) {
 void AddGenerateCommand(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App* command = app.add_subcommand("generate", "Ask a running server and stream its answer");
-  command->add_option("--target", flags->target, "server, host:port")->capture_default_str();
+  AddClientFlags(&flags->client, command);
   auto* prompt = command->add_option_group("prompt");
   prompt->add_option("--prompt", flags->prompt, "prompt as text");
   prompt->add_option("--prompt-ids", flags->prompt_ids, "prompt as token ids: 1,2,3")
@@ -259,7 +265,7 @@ void AddHealthCommand(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<HealthFlags>();
   CLI::App* command =
       app.add_subcommand("health", "Ask a server whether it serves; exit code 0 if it does");
-  command->add_option("--target", flags->target, "server, host:port")->capture_default_str();
+  AddClientFlags(&flags->client, command);
   command->add_option("--service", flags->service,
                       "name: empty = the server, or model/<name>, or the service's full name");
   command->add_option("--timeout", flags->timeout_seconds, "seconds")

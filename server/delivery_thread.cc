@@ -37,11 +37,19 @@ void DeliveryThread::Push(Item item) {
 void DeliveryThread::OnStreamReady(const std::shared_ptr<RequestStream>& stream) {
   auto session = std::static_pointer_cast<GenerateSession>(stream->user_data());
   if (session->queued.exchange(true)) return;
-  Push({std::move(session), stream, false});
+  Push({.what = What::kStreamReady, .session = std::move(session), .stream = stream});
 }
 
 void DeliveryThread::OnWriteDone(std::shared_ptr<GenerateSession> session, bool ok) {
-  Push({std::move(session), nullptr, ok});
+  Push({.what = What::kWriteDone, .session = std::move(session), .write_ok = ok});
+}
+
+void DeliveryThread::Register(std::shared_ptr<GenerateSession> session) {
+  Push({.what = What::kRegistered, .session = std::move(session)});
+}
+
+void DeliveryThread::EndAll(const char* reason) {
+  Push({.what = What::kEndAll, .session = nullptr, .reason = reason});
 }
 
 bool DeliveryThread::WaitForItems(std::vector<Item>* items) {
@@ -59,13 +67,19 @@ bool DeliveryThread::WaitForItems(std::vector<Item>* items) {
 }
 
 void DeliveryThread::Handle(Item item) {
+  if (item.what == What::kEndAll) {
+    HandleEndAll(item.reason);
+    return;
+  }
   const TimePoint now = clock_->Now();
-  if (item.stream != nullptr) {
+  if (item.what == What::kStreamReady) {
     // Before anything is taken: what comes from now on queues the stream again.
     item.session->queued.store(false);
     item.session->OnStreamReady(std::move(item.stream), now);
-  } else {
+  } else if (item.what == What::kWriteDone) {
     item.session->OnWriteDone(item.write_ok, now);
+  } else if (ended_with_ != nullptr) {
+    item.session->End(ended_with_);
   }
   if (item.session->done()) {
     writing_.erase(item.session);
@@ -78,6 +92,13 @@ void DeliveryThread::Handle(Item item) {
     writing_.erase(item.session);
   }
   active_.insert(std::move(item.session));
+}
+
+void DeliveryThread::HandleEndAll(const char* reason) {
+  ended_with_ = reason;
+  for (const auto& session : active_) session->End(reason);
+  active_.clear();
+  writing_.clear();
 }
 
 void DeliveryThread::CheckSlowReaders() {

@@ -30,18 +30,28 @@ class DeliveryThread final : public StreamListener {
   void OnStreamReady(const std::shared_ptr<RequestStream>& stream) override;
   // Any thread: the write that the session's sink started has ended.
   void OnWriteDone(std::shared_ptr<GenerateSession> session, bool ok);
+  // Any thread: a session that the engine has accepted. Known from now on, also to EndAll, although
+  // the engine may never say anything about it.
+  void Register(std::shared_ptr<GenerateSession> session);
+  // Any thread: ends every registered session with the error of `reason`, for an engine that is
+  // stuck and cannot do it.
+  void EndAll(const char* reason);
 
  private:
+  enum class What { kRegistered, kStreamReady, kWriteDone, kEndAll };
   struct Item {
-    std::shared_ptr<GenerateSession> session;
-    std::shared_ptr<RequestStream> stream;  // null: a write ended
-    bool write_ok = false;
+    What what;
+    std::shared_ptr<GenerateSession> session;         // not for kEndAll
+    std::shared_ptr<RequestStream> stream = nullptr;  // kStreamReady
+    bool write_ok = false;                            // kWriteDone
+    const char* reason = nullptr;                     // kEndAll
   };
   void Push(Item item);
   void Run();
   // False when the thread must stop.
   bool WaitForItems(std::vector<Item>* items);
   void Handle(Item item);
+  void HandleEndAll(const char* reason);
   void CheckSlowReaders();
 
   const Clock* const clock_;
@@ -55,6 +65,7 @@ class DeliveryThread final : public StreamListener {
   // Delivery thread only: the sessions that are not done, and those with a write in flight.
   std::set<std::shared_ptr<GenerateSession>> active_;
   std::set<std::shared_ptr<GenerateSession>> writing_;
+  const char* ended_with_ = nullptr;  // after EndAll: what comes late ends at once
 
   std::thread thread_;
 };

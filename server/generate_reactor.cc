@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "server/status_mapping.h"
@@ -60,12 +62,53 @@ grpc::Status FinishStatus(const RequestError& error, grpc::CallbackServerContext
 
 namespace {
 
+std::optional<AuthFailure> AuthFailureOf(TokenVerdict verdict) {
+  switch (verdict) {
+    case TokenVerdict::kAccepted:
+      return std::nullopt;
+    case TokenVerdict::kMissing:
+      return AuthFailure::kMissing;
+    case TokenVerdict::kMalformed:
+      return AuthFailure::kMalformed;
+    case TokenVerdict::kUnknown:
+      return AuthFailure::kUnknown;
+    case TokenVerdict::kExpired:
+      return AuthFailure::kExpired;
+  }
+  return AuthFailure::kUnknown;
+}
+
+}  // namespace
+
+std::optional<RequestError> CheckCredentials(const CallEnvironment& environment,
+                                             const grpc::CallbackServerContext& context) {
+  if (environment.security == nullptr) return std::nullopt;
+  std::vector<std::string_view> headers;
+  const auto [begin, end] = context.client_metadata().equal_range("authorization");
+  for (auto header = begin; header != end; ++header) {
+    headers.emplace_back(header->second.data(), header->second.size());
+  }
+  const std::optional<AuthFailure> failure =
+      AuthFailureOf(environment.security->CheckToken(headers));
+  if (!failure) return std::nullopt;
+  if (Metrics* metrics = environment.submitter->metrics()) {
+    metrics->AuthFailed(*failure);
+    metrics->RequestRejected(RejectReason::kUnauthenticated);
+  }
+  return ErrorForReason(*failure == AuthFailure::kMissing ? reason::kCredentialsMissing
+                                                          : reason::kCredentialsInvalid);
+}
+
+namespace {
+
 std::optional<RequestError> Submit(const CallEnvironment& environment,
                                    const grpc::CallbackServerContext& context,
                                    const v1::GenerateRequest& request, CallSink* sink,
                                    std::shared_ptr<GenerateSession>* session) {
   const CallTimes times = TimesOf(context, *environment.submitter->clock());
-  return environment.submitter->Submit(request, times, sink, session);
+  std::optional<RequestError> error = environment.submitter->Submit(request, times, sink, session);
+  if (!error) environment.delivery->Register(*session);
+  return error;
 }
 
 bool Generates(RpcMethod method) {
@@ -99,11 +142,12 @@ GenerateReactor* GenerateReactor::Start(const CallEnvironment& environment,
                                         grpc::CallbackServerContext* context,
                                         const grpc::ByteBuffer& request) {
   auto* reactor = new GenerateReactor(environment, context);
-  v1::GenerateRequest message;
-  const std::optional<RequestError> error =
-      ParseMessage(request, &message)
-          ? Submit(environment, *context, message, reactor, &reactor->session_)
-          : MalformedRequest();
+  std::optional<RequestError> error = CheckCredentials(environment, *context);
+  if (v1::GenerateRequest message; !error) {
+    error = ParseMessage(request, &message)
+                ? Submit(environment, *context, message, reactor, &reactor->session_)
+                : MalformedRequest();
+  }
   // gRPC runs what is started here after the handler has returned, so the reactor still lives.
   if (error) reactor->Finish(*error);
   return reactor;
@@ -145,11 +189,12 @@ GenerateTextReactor* GenerateTextReactor::Start(const CallEnvironment& environme
                                                 const grpc::ByteBuffer& request,
                                                 grpc::ByteBuffer* response) {
   auto* reactor = new GenerateTextReactor(environment, context, response);
-  v1::GenerateTextRequest message;
-  const std::optional<RequestError> error =
-      ParseMessage(request, &message)
-          ? Submit(environment, *context, message.request(), reactor, &reactor->session_)
-          : MalformedRequest();
+  std::optional<RequestError> error = CheckCredentials(environment, *context);
+  if (v1::GenerateTextRequest message; !error) {
+    error = ParseMessage(request, &message)
+                ? Submit(environment, *context, message.request(), reactor, &reactor->session_)
+                : MalformedRequest();
+  }
   if (error) reactor->Finish(*error);
   return reactor;
 }

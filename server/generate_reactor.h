@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "flashquant/v1/inference.pb.h"
@@ -15,6 +16,7 @@
 #include "server/call_submitter.h"
 #include "server/generate_session.h"
 #include "server/live_calls.h"
+#include "server/server_security.h"
 
 namespace flashquant {
 
@@ -23,6 +25,7 @@ struct CallEnvironment {
   CallSubmitter* submitter = nullptr;
   DeliveryThread* delivery = nullptr;
   LiveCalls* live_calls = nullptr;
+  const ServerSecurity* security = nullptr;  // null: anybody may call
 };
 
 // Arrival now, and the client's deadline, if it has one.
@@ -33,6 +36,11 @@ RequestError MalformedRequest();
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 // The status of a failed call; asks the client to wait before a retry where that helps.
 grpc::Status FinishStatus(const RequestError& error, grpc::CallbackServerContext* context);
+
+// Why this caller is refused; counts it. The first thing that every method does, the unknown ones
+// included; only health is open.
+std::optional<RequestError> CheckCredentials(const CallEnvironment& environment,
+                                             const grpc::CallbackServerContext& context);
 
 // Counts a call in the constructor, and its end in the destructor.
 class CallCounter final {

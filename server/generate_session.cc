@@ -166,6 +166,10 @@ void GenerateSession::CheckSlowReader(TimePoint now) {
   FinishWith(ErrorForReason(reason::kSlowReader));
 }
 
+void GenerateSession::End(const char* reason) {
+  if (!done_) FinishWith(ErrorForReason(reason));
+}
+
 void GenerateSession::FinishWith(const RequestError& error) {
   done_ = true;
   CountAbort(error);

@@ -61,6 +61,8 @@ class GenerateSession final {
   void OnWriteDone(bool ok, TimePoint now);
   // Ends the call when its client has stopped reading for too long.
   void CheckSlowReader(TimePoint now);
+  // Ends the call with the error of `reason`, whatever the engine does.
+  void End(const char* reason);
   bool write_in_flight() const { return write_in_flight_; }
   bool done() const { return done_; }
   // Lets go of the stream, which holds the session. For the end of the delivery thread.

@@ -12,15 +12,38 @@
 #include "grpcpp/completion_queue.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/security/credentials.h"
 
 namespace flashquant {
 namespace {
 
-void SetDeadline(const CallOptions& options, grpc::ClientContext* context) {
-  if (options.timeout) context->set_deadline(std::chrono::system_clock::now() + *options.timeout);
+std::shared_ptr<grpc::ChannelCredentials> MakeCredentials(const ClientSecurity& security) {
+  if (!security.tls) return grpc::InsecureChannelCredentials();
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = security.ca_pem;
+  options.pem_cert_chain = security.cert_pem;
+  options.pem_private_key = security.key_pem;
+  return grpc::SslCredentials(options);
 }
 
-CallResult ToResult(const grpc::Status& status) {
+grpc::ByteBuffer ToByteBuffer(const std::string& bytes) {
+  grpc::Slice slice(bytes);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+std::string ToString(const grpc::ByteBuffer& buffer) {
+  std::vector<grpc::Slice> slices;
+  std::string bytes;
+  if (!buffer.Dump(&slices).ok()) return bytes;
+  for (const grpc::Slice& slice : slices) {
+    bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }
+  return bytes;
+}
+
+}  // namespace
+
+CallResult ToCallResult(const grpc::Status& status) {
   CallResult result;
   result.code = static_cast<int>(status.error_code());
   result.message = status.error_message();
@@ -45,40 +68,39 @@ CallResult ToResult(const grpc::Status& status) {
   return result;
 }
 
-grpc::ByteBuffer ToByteBuffer(const std::string& bytes) {
-  grpc::Slice slice(bytes);
-  return grpc::ByteBuffer(&slice, 1);
-}
-
-std::string ToString(const grpc::ByteBuffer& buffer) {
-  std::vector<grpc::Slice> slices;
-  std::string bytes;
-  if (!buffer.Dump(&slices).ok()) return bytes;
-  for (const grpc::Slice& slice : slices) {
-    bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+std::shared_ptr<grpc::Channel> MakeClientChannel(const std::string& target,
+                                                 const ClientSecurity& security) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  // Channels of one process to one target would share a connection; tests want their own.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // The library's own retries would hide which attempt failed.
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  if (!security.server_name.empty()) {
+    arguments.SetSslTargetNameOverride(security.server_name);
   }
-  return bytes;
+  return grpc::CreateCustomChannel(target, MakeCredentials(security), arguments);
 }
-
-}  // namespace
 
 class InferenceClient::Impl {
  public:
-  explicit Impl(const std::string& target) {
-    grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(-1);
-    // Channels of one process to one target would share a connection; tests want their own.
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    // The library's own retries would hide which attempt failed.
-    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-    channel_ = grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  Impl(const std::string& target, const ClientSecurity& security) : token_(security.token) {
+    channel_ = MakeClientChannel(target, security);
     stub_ = v1::InferenceService::NewStub(channel_);
+  }
+
+  // The token is plain metadata, not call credentials: those need TLS, and a server behind a proxy
+  // that ends TLS has none.
+  void Prepare(const CallOptions& options, grpc::ClientContext* context) const {
+    if (options.timeout) context->set_deadline(std::chrono::system_clock::now() + *options.timeout);
+    if (!token_.empty()) context->AddMetadata("authorization", "Bearer " + token_);
+    for (const auto& [key, value] : options.metadata) context->AddMetadata(key, value);
   }
 
   grpc::Status RawCall(const std::string& method, const std::string& request_bytes,
                        std::string* response_bytes, const CallOptions& options) {
     grpc::ClientContext context;
-    SetDeadline(options, &context);
+    Prepare(options, &context);
     grpc::GenericStub stub(channel_);
     grpc::CompletionQueue queue;
     const grpc::ByteBuffer request = ToByteBuffer(request_bytes);
@@ -101,22 +123,23 @@ class InferenceClient::Impl {
   CallResult Unary(Method method, const Request& request, Response* response,
                    const CallOptions& options) {
     grpc::ClientContext context;
-    SetDeadline(options, &context);
-    return ToResult((stub_.get()->*method)(&context, request, response));
+    Prepare(options, &context);
+    return ToCallResult((stub_.get()->*method)(&context, request, response));
   }
 
+  const std::string token_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::InferenceService::Stub> stub_;
 };
 
-InferenceClient::InferenceClient(const std::string& target)
-    : impl_(std::make_unique<Impl>(target)) {}
+InferenceClient::InferenceClient(const std::string& target, const ClientSecurity& security)
+    : impl_(std::make_unique<Impl>(target, security)) {}
 InferenceClient::~InferenceClient() = default;
 
 CallResult InferenceClient::Generate(const v1::GenerateRequest& request,
                                      const OnResponse& on_response, const CallOptions& options) {
   grpc::ClientContext context;
-  SetDeadline(options, &context);
+  impl_->Prepare(options, &context);
   const auto reader = impl_->stub_->Generate(&context, request);
   v1::GenerateResponse response;
   while (reader->Read(&response)) {
@@ -128,7 +151,7 @@ CallResult InferenceClient::Generate(const v1::GenerateRequest& request,
   // What was sent before the cancel must be read, or Finish would not return.
   while (reader->Read(&response)) {
   }
-  return ToResult(reader->Finish());
+  return ToCallResult(reader->Finish());
 }
 
 CallResult InferenceClient::GenerateText(const v1::GenerateTextRequest& request,
@@ -155,7 +178,7 @@ CallResult InferenceClient::GetModel(const v1::GetModelRequest& request,
 
 CallResult InferenceClient::CallRaw(const std::string& method, const std::string& request_bytes,
                                     std::string* response_bytes, const CallOptions& options) {
-  return ToResult(impl_->RawCall(method, request_bytes, response_bytes, options));
+  return ToCallResult(impl_->RawCall(method, request_bytes, response_bytes, options));
 }
 
 HealthState InferenceClient::Health(const std::string& service, CallResult* result,
@@ -170,7 +193,7 @@ HealthState InferenceClient::Health(const std::string& service, CallResult* resu
   std::string response;
   const grpc::Status status =
       impl_->RawCall("/grpc.health.v1.Health/Check", request, &response, options);
-  if (result != nullptr) *result = ToResult(status);
+  if (result != nullptr) *result = ToCallResult(status);
   if (status.error_code() == grpc::StatusCode::NOT_FOUND) return HealthState::kNoSuchService;
   if (!status.ok()) return HealthState::kUnreachable;
   if (response.size() < 2 || response[0] != 0x08) return HealthState::kUnknown;

@@ -8,8 +8,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "flashquant/v1/inference.pb.h"
+
+namespace grpc {
+class Channel;
+class Status;
+}  // namespace grpc
 
 namespace flashquant {
 
@@ -26,9 +33,27 @@ struct CallResult {
 
 enum class HealthState { kUnknown, kServing, kNotServing, kNoSuchService, kUnreachable };
 
+// How to reach a server that asks for more than plain text.
+struct ClientSecurity {
+  bool tls = false;
+  std::string ca_pem;    // empty = the system's CAs
+  std::string cert_pem;  // with key_pem: the client's own certificate
+  std::string key_pem;
+  std::string server_name;  // name that the certificate must have, instead of the target's host
+  std::string token;        // bearer token; empty = none
+};
+
 struct CallOptions {
   std::optional<std::chrono::milliseconds> timeout;
+  std::vector<std::pair<std::string, std::string>> metadata = {};  // headers, beside the token
 };
+
+// A channel with a connection of its own and without the library's retries, for callers with stubs
+// of their own. The token is not part of it: it goes with each call.
+std::shared_ptr<grpc::Channel> MakeClientChannel(const std::string& target,
+                                                 const ClientSecurity& security);
+// Takes a status and its google.rpc details apart.
+CallResult ToCallResult(const grpc::Status& status);
 
 // Any thread; calls block.
 class InferenceClient final {
@@ -36,8 +61,8 @@ class InferenceClient final {
   // Sees one message of the stream; returns false to cancel the call.
   using OnResponse = std::function<bool(const v1::GenerateResponse&)>;
 
-  // `target`: host:port, plain text. Connects when first used.
-  explicit InferenceClient(const std::string& target);
+  // `target`: host:port. Connects when first used.
+  explicit InferenceClient(const std::string& target, const ClientSecurity& security = {});
   ~InferenceClient();
 
   CallResult Generate(const v1::GenerateRequest& request, const OnResponse& on_response,

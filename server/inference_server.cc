@@ -9,9 +9,7 @@
 
 #include "google/protobuf/stubs/logging.h"
 #include "grpc/grpc.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
-#include "grpcpp/impl/server_builder_option.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server.h"
@@ -20,6 +18,8 @@
 #include "server/delivery_thread.h"
 #include "server/inference_service.h"
 #include "server/live_calls.h"
+#include "server/reflection_service.h"
+#include "server/tls_credentials.h"
 
 namespace flashquant {
 namespace {
@@ -36,23 +36,6 @@ int ToMs(Duration duration) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
   return static_cast<int>(std::min<int64_t>(ms, std::numeric_limits<int>::max()));
 }
-
-// Reflection on or off for one server. The library puts its plugin into every builder of a program
-// that is linked with it, so "off" means taking it out again.
-class ReflectionOption final : public grpc::ServerBuilderOption {
- public:
-  explicit ReflectionOption(bool enabled) : enabled_(enabled) {}
-
-  void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
-  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    auto plugin = std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>();
-    std::erase_if(*plugins, [&](const auto& other) { return other->name() == plugin->name(); });
-    if (enabled_) plugins->push_back(std::move(plugin));
-  }
-
- private:
-  const bool enabled_;
-};
 
 void AddArguments(const InferenceServerOptions& options, grpc::ServerBuilder* builder) {
   // Without this a second server would share the port silently.
@@ -85,9 +68,10 @@ class InferenceServer::Impl {
       : model_name_(options.model_name),
         submitter_(clock, metrics, options.slow_reader),
         delivery_(clock, options.slow_reader),
-        environment_{&submitter_, &delivery_, &live_calls_},
+        environment_{&submitter_, &delivery_, &live_calls_, options.security},
         service_(environment_),
-        unknown_methods_(environment_) {}
+        unknown_methods_(environment_),
+        reflection_(environment_, {v1::InferenceService::service_full_name()}) {}
 
   absl::Status Start(const InferenceServerOptions& options) {
     grpc::EnableDefaultHealthCheckService(true);
@@ -95,9 +79,12 @@ class InferenceServer::Impl {
     google::protobuf::SetLogHandler(nullptr);
     grpc::ServerBuilder builder;
     AddArguments(options, &builder);
-    builder.SetOption(std::make_unique<ReflectionOption>(options.reflection));
-    builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &port_);
+    const bool tls = options.security != nullptr && options.security->tls();
+    credentials_ =
+        tls ? MakeTlsServerCredentials(options.security) : grpc::InsecureServerCredentials();
+    builder.AddListeningPort(options.address, credentials_, &port_);
     builder.RegisterService(&service_);
+    if (options.reflection) builder.RegisterService(&reflection_);
     builder.RegisterCallbackGenericService(&unknown_methods_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port_ == 0) {
@@ -132,9 +119,11 @@ class InferenceServer::Impl {
   const CallEnvironment environment_;
   InferenceService service_;
   UnknownMethods unknown_methods_;
+  ReflectionService reflection_;
   int port_ = 0;
   bool shut_down_ = false;
   Mutex health_mu_;  // gRPC's health service wants one caller at a time
+  std::shared_ptr<grpc::ServerCredentials> credentials_;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -167,6 +156,8 @@ void InferenceServer::SetFailed() {
   impl_->submitter_.SetFailed();
   impl_->SetHealth(false);
 }
+
+void InferenceServer::EndAllCalls() { impl_->delivery_.EndAll(reason::kEngineFailed); }
 
 int64_t InferenceServer::live_calls() { return impl_->live_calls_.count(); }
 

@@ -15,6 +15,7 @@
 #include "engine/metrics.h"
 #include "engine/request_stream.h"
 #include "server/call_submitter.h"
+#include "server/server_security.h"
 
 namespace flashquant {
 
@@ -22,6 +23,7 @@ struct InferenceServerOptions {
   std::string address = "127.0.0.1:0";  // port 0 = any free one
   std::string model_name;               // health also answers for "model/<name>"
   bool reflection = false;
+  const ServerSecurity* security = nullptr;  // null: plain text, anybody may call; outlives it
   int32_t max_streams_per_connection = 256;
   Duration keepalive = std::chrono::seconds(60);
   Duration keepalive_timeout = std::chrono::seconds(20);
@@ -53,6 +55,9 @@ class InferenceServer final {
   void SetDraining();
   // The same with ENGINE_FAILED. Any thread.
   void SetFailed();
+  // Ends every call that the engine has accepted with ENGINE_FAILED, for an engine that is stuck.
+  // After SetFailed. Any thread.
+  void EndAllCalls();
 
   int64_t live_calls();
   // False when `deadline` passed first.

@@ -23,8 +23,10 @@ grpc::ServerUnaryReactor* RunUnary(
   Request request;
   RequestError not_serving;
   const ServingModel* model = environment.submitter->Model(&not_serving);
-  std::optional<RequestError> error;
-  if (!ParseMessage(request_bytes, &request)) {
+  std::optional<RequestError> error = CheckCredentials(environment, *context);
+  if (error) {
+    // Nothing of the request is looked at.
+  } else if (!ParseMessage(request_bytes, &request)) {
     error = MalformedRequest();
   } else if (model == nullptr) {
     error = not_serving;
@@ -71,10 +73,12 @@ void AnswerGetModel(const v1::GetModelRequest& /*request*/, const ServingModel& 
 
 class RefusingReactor final : public grpc::ServerGenericBidiReactor {
  public:
-  explicit RefusingReactor(const CallEnvironment& environment)
+  RefusingReactor(const CallEnvironment& environment, grpc::GenericCallbackServerContext* context)
       : counter_(environment, RpcMethod::kOther) {
-    counter_.set_code(absl::StatusCode::kUnimplemented);
-    Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "unknown method"));
+    const std::optional<RequestError> error = CheckCredentials(environment, *context);
+    counter_.set_code(error ? error->code : absl::StatusCode::kUnimplemented);
+    Finish(error ? FinishStatus(*error, context)
+                 : grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "unknown method"));
   }
   void OnDone() override { delete this; }
 
@@ -118,8 +122,8 @@ grpc::ServerUnaryReactor* InferenceService::GetModel(grpc::CallbackServerContext
 }
 
 grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
-    grpc::GenericCallbackServerContext* /*context*/) {
-  return new RefusingReactor(environment_);
+    grpc::GenericCallbackServerContext* context) {
+  return new RefusingReactor(environment_, context);
 }
 
 }  // namespace flashquant

@@ -4,7 +4,9 @@
 // The port opens before the model is loaded (health answers NOT_SERVING, calls MODEL_LOADING). A
 // start that fails says why in one line and ends with a fixed exit code.
 #include <malloc.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -25,11 +27,14 @@
 #include "prometheus/registry.h"
 #include "server/commands.h"
 #include "server/inference_server.h"
+#include "server/listener_probe.h"
 #include "server/logging.h"
 #include "server/metrics_endpoint.h"
 #include "server/server_config.h"
+#include "server/server_security.h"
 #include "server/serving_model.h"
 #include "server/shutdown.h"
+#include "server/watchdog.h"
 #include "spdlog/spdlog.h"
 
 extern char** environ;  // POSIX has no declaration of it in a header
@@ -40,6 +45,9 @@ namespace {
 // Bound of the tokens-per-request buckets: the metrics exist before the model's context is known.
 constexpr int32_t kMetricsContext = 131072;
 constexpr Duration kAfterDrain = std::chrono::seconds(5);
+// How often certificates and tokens are looked at for changes; SIGHUP does it at once.
+constexpr Duration kReloadInterval = std::chrono::seconds(30);
+constexpr Duration kProbeLimit = std::chrono::seconds(5);
 
 std::map<std::string, std::string> Environment() {
   std::map<std::string, std::string> variables;
@@ -50,6 +58,11 @@ std::map<std::string, std::string> Environment() {
     if (equals != std::string::npos) variables[text.substr(0, equals)] = text.substr(equals + 1);
   }
   return variables;
+}
+
+SecurityPaths PathsOf(const ServerConfig& config) {
+  return {{config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file},
+          config.token_file};
 }
 
 InferenceServerOptions ServerOptions(const ServerConfig& config) {
@@ -90,7 +103,7 @@ class ServeProcess {
     const int code = ReportStatus(exit_code.status());
     const HardExitTimer hard_exit(kAfterDrain, code);
     engine_.reset();
-    server_.reset();
+    CloseServer();
     endpoint_.reset();
     return code;
   }
@@ -117,7 +130,9 @@ class ServeProcess {
     loader.join();
     FQ_RETURN_IF_ERROR(load_status);
     FQ_RETURN_IF_ERROR(Serve());
-    WaitUntil([&] { return signals_.stop_signals() > 0 || failed_.load(); });
+    WatchSteps();
+    WaitUntil([&] { return signals_.stop_signals() > 0 || failed_.load() || deaf_.load(); });
+    step_watchdog_.reset();
     return failed_.load() ? EndFailed() : Drain();
   }
 
@@ -129,14 +144,67 @@ class ServeProcess {
     for (const std::string& line : DescribeConfig(config_)) spdlog::info("config: {}", line);
     for (const std::string& warning : config_.warnings) spdlog::warn("config: {}", warning);
     metrics_.SetModelReady(false);
+    FQ_ASSIGN_OR_RETURN(security_, ServerSecurity::Load(PathsOf(config_)));
+    for (const std::string& warning : security_->warnings()) spdlog::warn("{}", warning);
     if (config_.metrics_address != "off") {
       FQ_ASSIGN_OR_RETURN(endpoint_, MetricsEndpoint::Start(config_.metrics_address, registry_));
       spdlog::info("metrics on port {}", endpoint_->port());
     }
-    FQ_ASSIGN_OR_RETURN(server_,
-                        InferenceServer::Start(ServerOptions(config_), &metrics_, &clock_));
-    spdlog::info("listening on port {}, loading {}", server_->port(), config_.model_path);
+    InferenceServerOptions options = ServerOptions(config_);
+    options.security = security_.get();
+    FQ_ASSIGN_OR_RETURN(server_, InferenceServer::Start(options, &metrics_, &clock_));
+    spdlog::info("listening on port {} ({}{}), loading {}", server_->port(),
+                 security_->client_certificates() ? "mutual TLS"
+                 : security_->tls()               ? "TLS"
+                                                  : "plain text",
+                 config_.token_file.empty() ? "" : ", tokens", config_.model_path);
+    return WatchListener();
+  }
+
+  absl::Status WatchListener() {
+    const Duration interval = DurationFromSeconds(config_.probe_seconds);
+    if (interval <= Duration::zero()) return absl::OkStatus();
+    FQ_ASSIGN_OR_RETURN(const HostPort listen,
+                        ParseHostPort("listen.address", config_.listen_address));
+    const auto answers = [this, interval, host = listen.host] {
+      return ListenerAnswers(host, server_->port(), security_->tls(),
+                             std::min(kProbeLimit, interval));
+    };
+    listener_watchdog_ = WatchListenerAnswers(interval, answers, [this] {
+      spdlog::error("the listener does not answer its own process: ending for a restart");
+      deaf_.store(true);
+      signals_.Notify();
+    });
     return absl::OkStatus();
+  }
+
+  // A step that hangs ends the process: nothing can stop a device that does not return.
+  void WatchSteps() {
+    if (config_.stuck_step_seconds <= 0) return;
+    step_watchdog_ = WatchStepProgress(
+        DurationFromSeconds(config_.stuck_step_seconds), [this] { return engine_->progress(); },
+        [this] {
+          spdlog::error("engine failed: a step takes longer than {} s", config_.stuck_step_seconds);
+          DumpState();
+          stuck_.store(true);
+          failed_.store(true);
+          signals_.Notify();
+        });
+  }
+
+  void ReloadSecurity(bool asked) {
+    const TimePoint now = clock_.Now();
+    if (!asked && now < next_reload_) return;
+    next_reload_ = now + kReloadInterval;
+    bool reloaded = asked;
+    const absl::Status status = asked ? security_->Reload() : security_->ReloadIfChanged(&reloaded);
+    if (!status.ok()) {
+      spdlog::warn("reload: {}; the old certificates and tokens stay in use",
+                   std::string(status.message()));
+    } else if (reloaded) {
+      spdlog::info("reload: certificates and tokens read again");
+      for (const std::string& warning : security_->warnings()) spdlog::warn("{}", warning);
+    }
   }
 
   absl::Status Load() {
@@ -197,20 +265,30 @@ class ServeProcess {
     const bool ended = DrainServer(server_.get(), engine_.get(), clock_.Now() + limit,
                                    [&] { return signals_.stop_signals() > 1; });
     spdlog::info("stopped: {}", ended ? "all calls ended" : "remaining calls were ended");
+    const bool deaf = deaf_.load();
     engine_.reset();
-    server_.reset();
+    CloseServer();
     endpoint_.reset();
-    return 0;
+    return deaf ? kExitSystem : 0;
+  }
+
+  // The probe asks the server for its port.
+  void CloseServer() {
+    listener_watchdog_.reset();
+    server_.reset();
   }
 
   int EndFailed() {
     const HardExitTimer hard_exit(kAfterDrain, kExitInternal);
     metrics_.SetModelReady(false);
     server_->SetFailed();
+    if (stuck_.load()) server_->EndAllCalls();
     server_->WaitUntilNoCalls(clock_.Now() + std::chrono::seconds(2));
     server_->Shutdown(clock_.Now());
+    // Waiting for its thread would be waiting for ever.
+    if (stuck_.load()) _exit(kExitInternal);
     engine_.reset();
-    server_.reset();
+    CloseServer();
     endpoint_.reset();
     return kExitInternal;
   }
@@ -218,6 +296,7 @@ class ServeProcess {
   void WaitUntil(const std::function<bool()>& done) {
     signals_.WaitUntil([&] {
       if (signals_.TakeDumpRequest()) DumpState();
+      ReloadSecurity(signals_.TakeReloadRequest());
       return done();
     });
   }
@@ -239,9 +318,15 @@ class ServeProcess {
   Metrics metrics_{*registry_, ModelName(config_), kMetricsContext};
   std::unique_ptr<MetricsEndpoint> endpoint_;
   std::optional<ServedModel> model_;
+  std::unique_ptr<ServerSecurity> security_;
   std::unique_ptr<InferenceServer> server_;
   std::unique_ptr<Engine> engine_;
+  TimePoint next_reload_ = clock_.Now() + kReloadInterval;
   std::atomic<bool> failed_{false};
+  std::atomic<bool> stuck_{false};  // failed, and the engine's thread hangs
+  std::atomic<bool> deaf_{false};   // the listener does not answer
+  std::unique_ptr<PeriodicCheck> listener_watchdog_;
+  std::unique_ptr<PeriodicCheck> step_watchdog_;
 };
 
 struct ServeFlags {
@@ -263,6 +348,9 @@ int RunServe(const ServeFlags& flags) {
   const absl::StatusOr<ServerConfig> config = LoadServerConfig(sources);
   if (!config.ok()) return ReportStatus(config.status());
   if (flags.check_config) {
+    const auto security = ServerSecurity::Load(PathsOf(*config));
+    if (!security.ok()) return ReportStatus(security.status());
+    for (const std::string& warning : (*security)->warnings()) fmt::print(stderr, "{}\n", warning);
     for (const std::string& line : DescribeConfig(*config)) fmt::print("{}\n", line);
     return 0;
   }

@@ -277,11 +277,23 @@ bool IsLoopback(std::string_view host) {
 
 absl::Status ServerConfig::Validate() const {
   FQ_ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort("listen.address", listen_address));
-  if (!IsLoopback(listen.host) && !insecure_bind) {
+  if (tls_cert_file.empty() != tls_key_file.empty()) {
     return FailedPreconditionError(
-        "listen.address: refusing insecure bind to {} (plain text, no credentials): use a loopback "
+        "tls.cert_file, tls.key_file: give both (--tls-cert, --tls-key) or neither");
+  }
+  if (!tls_client_ca_file.empty() && tls_cert_file.empty()) {
+    return FailedPreconditionError("tls.client_ca_file: needs tls.cert_file and tls.key_file");
+  }
+  const bool open_to_all = token_file.empty() && tls_client_ca_file.empty();
+  if (!IsLoopback(listen.host) && !insecure_bind && (tls_cert_file.empty() || open_to_all)) {
+    return FailedPreconditionError(
+        "listen.address: refusing insecure bind to {} ({}{}{}): give {}{}{}, or use a loopback "
         "address, or --insecure-bind on a network you trust",
-        listen_address.substr(0, 64));
+        listen_address.substr(0, 64), tls_cert_file.empty() ? "plain text" : "",
+        tls_cert_file.empty() && open_to_all ? ", " : "", open_to_all ? "no credentials" : "",
+        tls_cert_file.empty() ? "--tls-cert and --tls-key" : "",
+        tls_cert_file.empty() && open_to_all ? ", and " : "",
+        open_to_all ? "--token-file or --tls-client-ca" : "");
   }
   if (metrics_address != "off") {
     FQ_ASSIGN_OR_RETURN(const HostPort metrics, ParseHostPort("metrics.address", metrics_address));

@@ -26,7 +26,11 @@ struct ServerConfig {
   int32_t threads = 0;  // of the CPU backend; 0 = one per core
 
   std::string listen_address = "127.0.0.1:50051";
-  bool insecure_bind = false;  // plain text on an address other machines can reach
+  bool insecure_bind = false;  // plain text or open to anybody where other machines can reach it
+  std::string tls_cert_file;   // empty = plain text
+  std::string tls_key_file;
+  std::string tls_client_ca_file;  // empty = clients need no certificate
+  std::string token_file;          // empty = no tokens are asked for
   bool reflection = false;
   std::string metrics_address = "127.0.0.1:9464";  // "off" = none
 
@@ -47,6 +51,8 @@ struct ServerConfig {
   double keepalive_seconds = 60;
   double keepalive_timeout_seconds = 20;
   double drain_seconds = 30;
+  double stuck_step_seconds = 30;  // 0 = off
+  double probe_seconds = 10;       // 0 = off
   std::string log_level = "info";
 
   // What does not stop the start but should be read.

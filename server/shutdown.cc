@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <utility>
 
 #include "kernels/base/status_macros.h"
 
@@ -26,6 +27,7 @@ sigset_t WatchedSignals() {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGUSR1);
+  sigaddset(&signals, SIGHUP);
   return signals;
 }
 
@@ -33,7 +35,6 @@ sigset_t WatchedSignals() {
 
 SignalWatcher::SignalWatcher() {
   signal(SIGPIPE, SIG_IGN);
-  signal(SIGHUP, SIG_IGN);
   const sigset_t signals = WatchedSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   thread_ = std::thread([this] { Run(); });
@@ -53,6 +54,8 @@ void SignalWatcher::Run() {
     MutexLock lock(&mu_);
     if (signal_number == SIGUSR1) {
       dump_requested_ = true;
+    } else if (signal_number == SIGHUP) {
+      reload_requested_ = true;
     } else {
       ++stop_signals_;
     }
@@ -68,6 +71,11 @@ int SignalWatcher::stop_signals() {
 bool SignalWatcher::TakeDumpRequest() {
   MutexLock lock(&mu_);
   return std::exchange(dump_requested_, false);
+}
+
+bool SignalWatcher::TakeReloadRequest() {
+  MutexLock lock(&mu_);
+  return std::exchange(reload_requested_, false);
 }
 
 void SignalWatcher::Notify() {

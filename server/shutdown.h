@@ -13,8 +13,8 @@
 
 namespace flashquant {
 
-// Turns SIGTERM, SIGINT and SIGUSR1 into counters that a thread can wait for. SIGPIPE and SIGHUP
-// are ignored. To be made before any other thread, because threads inherit the blocked signals.
+// Turns SIGTERM, SIGINT, SIGUSR1 and SIGHUP into counters that a thread can wait for. SIGPIPE is
+// ignored. To be made before any other thread, because threads inherit the blocked signals.
 class SignalWatcher final {
  public:
   SignalWatcher();
@@ -24,6 +24,8 @@ class SignalWatcher final {
   int stop_signals();
   // Whether SIGUSR1 came since the last call.
   bool TakeDumpRequest();
+  // Whether SIGHUP came since the last call.
+  bool TakeReloadRequest();
   // For events that the same thread waits for. Any thread.
   void Notify();
   // Waits until `done` is true; it is asked after each signal and Notify.
@@ -37,6 +39,7 @@ class SignalWatcher final {
   CondVar changed_;
   int stop_signals_ ABSL_GUARDED_BY(mu_) = 0;
   bool dump_requested_ ABSL_GUARDED_BY(mu_) = false;
+  bool reload_requested_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
 };
 

@@ -35,6 +35,11 @@ constexpr std::array kReasons = {
     ReasonRow{reason::kDeadlineExceeded, absl::StatusCode::kDeadlineExceeded, "deadline has passed",
               0},
     ReasonRow{reason::kCancelled, absl::StatusCode::kCancelled, "cancelled", 0},
+    ReasonRow{reason::kCredentialsMissing, absl::StatusCode::kUnauthenticated,
+              "credentials required", 0},
+    // The same words: they must not tell what was wrong with a guess.
+    ReasonRow{reason::kCredentialsInvalid, absl::StatusCode::kUnauthenticated,
+              "credentials required", 0},
     ReasonRow{reason::kNonFiniteLogits, absl::StatusCode::kInternal,
               "model produced non-finite values", 0},
     ReasonRow{reason::kDuplicateRequestId, absl::StatusCode::kAlreadyExists,

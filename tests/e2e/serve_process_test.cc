@@ -1,18 +1,10 @@
 // The program as its user sees it: flashquant serve as a process of its own, signals, exit codes,
 // the client subcommands. Ids in comments are rows of the reliability matrix.
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <mutex>
-#include <sstream>
 #include <thread>
 
 #include "engine/base/exit_code.h"
@@ -20,10 +12,9 @@
 #include "gtest/gtest.h"
 #include "server/inference_client.h"
 #include "tests/e2e/exposition.h"
+#include "tests/e2e/server_process.h"
 #include "tests/e2e/test_server.h"
 #include "tests/support/test_data.h"
-
-extern char** environ;
 
 namespace flashquant {
 namespace {
@@ -31,103 +22,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 using namespace std::chrono_literals;
-
-// A running program with its output in files.
-class Process {
- public:
-  explicit Process(std::vector<std::string> arguments) {
-    static std::atomic<int> next{0};
-    const std::string stem = ::testing::TempDir() + "/fq_process_" + std::to_string(getpid()) +
-                             "_" + std::to_string(next++);
-    out_ = stem + ".out";
-    err_ = stem + ".err";
-    arguments.insert(arguments.begin(), FQ_PROGRAM);
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, 1, out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    posix_spawn_file_actions_addopen(&files, 2, err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    EXPECT_EQ(posix_spawn(&pid_, FQ_PROGRAM, &files, nullptr, argv.data(), environ), 0);
-    posix_spawn_file_actions_destroy(&files);
-  }
-  ~Process() {
-    if (!ended_) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    std::filesystem::remove(out_);
-    std::filesystem::remove(err_);
-  }
-
-  void Signal(int number) { kill(pid_, number); }
-  // The exit code; 128 + number for a signal; -1 when it still runs after `limit`.
-  int Wait(Duration limit = 20s) {
-    int status = 0;
-    if (!Eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; }, limit)) return -1;
-    ended_ = true;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  std::string out() const { return ReadAll(out_); }
-  std::string err() const { return ReadAll(err_); }
-
- private:
-  static std::string ReadAll(const std::string& path) {
-    std::ostringstream text;
-    text << std::ifstream(path).rdbuf();
-    return text.str();
-  }
-  std::string out_;
-  std::string err_;
-  pid_t pid_ = -1;
-  bool ended_ = false;
-};
-
-// The number behind "<before> " in `text`, 0 if it is not there.
-int NumberAfter(const std::string& text, const std::string& before) {
-  const size_t at = text.find(before);
-  return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + before.size());
-}
-
-class ServeProcess : public Process {
- public:
-  explicit ServeProcess(std::vector<std::string> more = {}) : Process(Arguments(std::move(more))) {
-    Eventually([&] { return (port_ = NumberAfter(err(), "listening on port ")) != 0; }, 20s);
-    metrics_port_ = NumberAfter(err(), "metrics on port ");
-    EXPECT_NE(port_, 0) << err();
-  }
-  std::string target() const { return "127.0.0.1:" + std::to_string(port_); }
-  int port() const { return port_; }
-  int metrics_port() const { return metrics_port_; }
-  bool WaitUntilServing() {
-    return Eventually([&] { return InferenceClient(target()).Health("") == HealthState::kServing; },
-                      20s);
-  }
-
- private:
-  static std::vector<std::string> Arguments(std::vector<std::string> more) {
-    std::vector<std::string> arguments = {"serve", "--model", TestDataPath("tiny_models/llama")};
-    for (const char* flag : {"--listen", "--metrics-listen"}) {
-      if (std::find(more.begin(), more.end(), flag) != more.end()) continue;
-      more.insert(more.end(), {flag, "127.0.0.1:0"});
-    }
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return arguments;
-  }
-  int port_ = 0;
-  int metrics_port_ = 0;
-};
-
-v1::GenerateRequest IdsRequest(uint32_t max_output_tokens) {
-  v1::GenerateRequest request;
-  for (const uint32_t id : {1u, 2u, 3u}) request.mutable_token_ids()->add_ids(id);
-  request.mutable_sampling()->set_temperature(0);
-  request.mutable_stop()->set_max_output_tokens(max_output_tokens);
-  request.mutable_stop()->set_ignore_eos(true);
-  request.mutable_output()->set_token_ids(true);
-  return request;
-}
 
 TEST(ServeProcessTest, ServesAndEndsOnSigterm) {  // L2
   ServeProcess serve;

@@ -93,7 +93,7 @@ void TestServer::Serve() {
 std::string TestServer::target() const { return fmt::format("127.0.0.1:{}", server_->port()); }
 
 Answer TestServer::Generate(const v1::GenerateRequest& request, const CallOptions& options) {
-  InferenceClient client(target());
+  InferenceClient client(target(), options_.client);
   Answer answer;
   answer.result = client.Generate(
       request,

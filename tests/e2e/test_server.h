@@ -48,8 +48,9 @@ struct TestServerOptions {
                          .num_blocks = 1025};
   InferenceServerOptions server = {.model_name = "fake"};
   Duration max_request_duration = std::chrono::seconds(60);
-  int text_repeat = 1;  // of NumberTokenizer
-  bool serve = true;    // else it stays loading until Serve()
+  int text_repeat = 1;         // of NumberTokenizer
+  ClientSecurity client = {};  // of Generate and GenerateAsync
+  bool serve = true;           // else it stays loading until Serve()
 };
 
 // What a stream brought.
