@@ -26,6 +26,13 @@ SERIES_BUDGET = 1000
 # What prometheus-cpp adds about the page itself.
 OF_THE_LIBRARY = "exposer_"
 DEADLINE_SECONDS = 60
+# What the load must have reached, each with a series that counts it.
+PATHS = [
+    'generations_finished_total{reason="%s"}' % reason
+    for reason in ("eos", "stop_sequence", "length", "cancelled", "deadline")
+] + ['requests_rejected_total{reason="%s"}' % reason for reason in ("invalid", "too_long", "queue_full")
+] + ["preemptions_total", "kv_allocation_failures_total", 'input_tokens_total{kind="recomputed"}',
+     "stream_aborts_total", "cancel_to_release_seconds_count"]
 # Nothing fires on a healthy server.
 MAY_BE_EMPTY = re.compile(r'^ALERTS\{')
 
@@ -70,7 +77,8 @@ class Served:
         self.prometheus_log = pathlib.Path(folder, "prometheus.log")
         self.prometheus_url = f"http://127.0.0.1:{free_port()}"
         self.start(self.log, program, "serve", "--model", "deploy/demo-model", "--listen", "127.0.0.1:0",
-                   "--metrics-listen", "127.0.0.1:0", "--max-sequences", "4", "--threads", "1")
+                   "--metrics-listen", "127.0.0.1:0", "--max-sequences", "4", "--threads", "1",
+                   "--context-length", "256", "--kv-blocks", "20", "--max-waiting", "3", "--row-multiple", "8")
         wait_until(lambda: "listening on port" in self.log.read_text(), "the server listens", self.log)
         ports = dict(re.findall(r"(metrics|listening) on port (\d+)", self.log.read_text()))
         self.target = f"127.0.0.1:{ports['listening']}"
@@ -96,14 +104,22 @@ class Served:
                               capture_output=True, timeout=DEADLINE_SECONDS, check=False).returncode
 
     def load(self):
-        """Answers at once, one that its deadline ends, one that is refused."""
-        calls = [subprocess.Popen([self.program, "generate", "--target", self.target, "--prompt", "Once upon a time",
-                                   "--max-tokens", "40", "--ignore-eos"], stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.DEVNULL) for _ in range(6)]
+        """A round over PATHS. Four answers of 100 tokens need 28 of the 20 KV blocks; of 12 some find the queue full."""
+        call = [self.program, "generate", "--target", self.target, "--prompt", "Once upon a time", "--ignore-eos"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        calls = [subprocess.Popen([*call, "--max-tokens", "100"], **quiet) for _ in range(12)]
+        for running in calls:
+            running.wait(DEADLINE_SECONDS)
+        for seed in range(8):  # where a story often ends
+            self.generate("--prompt", "They lived happily ever after.", "--max-tokens", "2", "--seed", str(seed))
+        self.generate("--prompt", "Once upon a time", "--stop", "a", "--max-tokens", "200")
         self.generate("--prompt", "Once", "--ignore-eos", "--timeout", "0.05")
+        self.generate("--prompt", "")
         self.generate("--prompt", "Once", "--max-tokens", "1000000")
-        for call in calls:
-            call.wait(DEADLINE_SECONDS)
+        with subprocess.Popen([*call, "--max-tokens", "200"], stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL) as cancelled:
+            cancelled.stdout.read(1)  # the answer has begun
+            cancelled.kill()
 
     def query(self, expression):
         """The values of the answer; an error of Prometheus raises."""
@@ -179,6 +195,7 @@ class LiveMetricsTest(unittest.TestCase):
             for where, expression in monitoring_test.expressions_of(json.loads(monitoring_test.read(path))):
                 if not MAY_BE_EMPTY.match(expression):
                     wanted[f"{path}, {where}: {expression}"] = expression
+        wanted.update({f"path {path}": f"sum(flashquant_{path}) > 0" for path in PATHS})
         deadline = time.monotonic() + DEADLINE_SECONDS
         while wanted and time.monotonic() < deadline:
             self.served.load()
