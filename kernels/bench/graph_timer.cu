@@ -9,7 +9,6 @@
 namespace flashquant::bench {
 namespace {
 
-constexpr int kMinLaunches = 24;
 constexpr int kWarmUps = 3;
 
 // Reads everything and keeps the compiler from leaving that out.
@@ -82,12 +81,13 @@ class GraphRun {
 
 }  // namespace
 
-double TimeGraph(int copies, const std::function<bool(int, cudaStream_t)>& launch) {
-  const int launches = (std::max(kMinLaunches, copies) + copies - 1) / copies * copies;
+double TimeGraph(int copies, const std::function<bool(int, cudaStream_t)>& launch,
+                 const GraphTiming& timing) {
+  const int launches = (std::max(timing.min_launches, copies) + copies - 1) / copies * copies;
   GraphRun run;
   if (!run.Capture(launches, copies, launch)) return 0;
   std::vector<double> times;
-  for (int i = 0; i < kTimedReplays + kWarmUps && !CudaFailed(); ++i) {
+  for (int i = 0; i < timing.replays + kWarmUps && !CudaFailed(); ++i) {
     const double ms = run.Milliseconds();
     if (i >= kWarmUps) times.push_back(ms);
   }

@@ -17,13 +17,14 @@ done
 kernel=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout,tuned_plans}.cc kernels/cuda/linear_w4a16/{launch,pack_device}.cu
   kernels/cuda/linear_w4a16/instance_m{8,16,32}_{bulk,cp_async}.cu)
 bench=(kernels/bench/{csr_matrix,cublas_baseline,cusparse_baseline,kernel_bench,linear_problem,slot_order}.cc
-  kernels/bench/{graph_timer,kernel_bench}.cu)
+  kernels/bench/route_bench.cc kernels/bench/{graph_timer,kernel_bench,paper_bench,route_bench}.cu)
+unpack=(kernels/cuda/backend/unpack_{tables.cc,weight.cu})
 paper=(kernels/cuda/linear_paper/paper_pack.cc kernels/cuda/linear_paper/paper_kernel.cu)
-programs=(tests/gpu/{linear_w4a16_test,linear_paper_test,pack_device_test,linear_w4a16_bench}.cu)
+programs=(tests/gpu/{linear_w4a16_test,linear_paper_test,unpack_weight_test,pack_device_test,linear_w4a16_bench}.cu)
 
 # Objects are built again when their source or a header that they may include is newer.
 object() { echo "$out/$(basename "$1").o"; }
-printf '%s\n' "${kernel[@]}" "${bench[@]}" "${paper[@]}" "${programs[@]}" |
+printf '%s\n' "${kernel[@]}" "${bench[@]}" "${paper[@]}" "${unpack[@]}" "${programs[@]}" |
   xargs -P "${FQ_JOBS:-$(nproc)}" -I{} bash -c \
     'file="$1"; shift; out="$1"; shift; nvcc="$1"; shift
      object="$out/$(basename "$file").o"
@@ -42,5 +43,6 @@ link() {
 }
 link linear_w4a16_test "${kernel[@]}" kernels/bench/linear_problem.cc
 link linear_paper_test "${kernel[@]}" "${paper[@]}" kernels/bench/linear_problem.cc
+link unpack_weight_test "${kernel[@]}" "${unpack[@]}" kernels/bench/linear_problem.cc
 link pack_device_test "${kernel[@]}" kernels/bench/linear_problem.cc
-link linear_w4a16_bench "${kernel[@]}" "${bench[@]}" "${paper[@]}"
+link linear_w4a16_bench "${kernel[@]}" "${bench[@]}" "${paper[@]}" "${unpack[@]}"

@@ -3,6 +3,7 @@
 // their columns are empty. The plan is the planner's; with --sweep the best of many.
 // Options: --shapes KxN,KxN  --m 8,16  --density 0,0.01,0.03  --path bulk|cp_async  --smem KB
 //          --no-pdl  --no-clusters  --no-bank-order  --sweep  --no-cublas  --unfused
+// --paper times the paper's own mapping step by step, --routes the ways for many rows, instead.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,8 @@
 
 #include "kernels/bench/graph_timer.h"
 #include "kernels/bench/kernel_bench.h"
+#include "kernels/bench/paper_bench.h"
+#include "kernels/bench/route_bench.h"
 
 namespace flashquant::gpu_test {
 namespace {
@@ -63,6 +66,31 @@ int Run(const KernelBenchOptions& options) {
                   bench::GeometricMean(ratios));
     }
   }
+  if (!good) std::fprintf(stderr, "%s\n", error.c_str());
+  return good ? 0 : 3;
+}
+
+int RunPaper(const KernelBenchOptions& options) {
+  static const char* const kSteps[] = {"tiling", "+ extra warps", "+ reordering"};
+  std::string error;
+  const auto row = [](bench::PaperStep step, const KernelTiming& t) {
+    std::printf("%6dx%-6d %3d %5.1f%% | %8.2f %6.0f GB/s | %s\n", t.shape.k, t.shape.n, t.m,
+                t.density * 100, t.us, t.gb_per_s(), kSteps[static_cast<int>(step)]);
+    std::fflush(stdout);
+  };
+  const bool good = bench::TimePaperKernels(options, row, &error);
+  if (!good) std::fprintf(stderr, "%s\n", error.c_str());
+  return good ? 0 : 3;
+}
+
+int RunRoutes(const KernelBenchOptions& options) {
+  std::string error;
+  const auto row = [](const bench::RouteTiming& t) {
+    std::printf("%6dx%-6d %4d %5.1f%% | passes %9.2f unpack %9.2f cuBLAS %9.2f\n", t.shape.k,
+                t.shape.n, t.m, t.density * 100, t.passes_us, t.unpack_us, t.cublas_us);
+    std::fflush(stdout);
+  };
+  const bool good = bench::TimeRoutes(options, row, &error);
   if (!good) std::fprintf(stderr, "%s\n", error.c_str());
   return good ? 0 : 3;
 }
@@ -120,8 +148,19 @@ bool ParseValue(const std::string& name, const std::string& value, KernelBenchOp
   return true;
 }
 
-bool ParseOptions(int argc, char** argv, KernelBenchOptions* options) {
+enum class Mode : uint8_t { kKernel, kPaper, kRoutes };
+
+bool ParseOptions(int argc, char** argv, KernelBenchOptions* options, Mode* mode) {
   for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) == "--paper") {
+      *mode = Mode::kPaper;
+      continue;
+    }
+    if (std::string(argv[i]) == "--routes") {
+      *mode = Mode::kRoutes;
+      options->ms = bench::DefaultRouteRows();
+      continue;
+    }
     if (ParseFlag(argv[i], options)) continue;
     if (i + 1 >= argc || !ParseValue(argv[i], argv[i + 1], options)) return false;
     ++i;
@@ -133,10 +172,14 @@ bool ParseOptions(int argc, char** argv, KernelBenchOptions* options) {
 }  // namespace flashquant::gpu_test
 
 int main(int argc, char** argv) {
+  using flashquant::gpu_test::Mode;
   flashquant::bench::KernelBenchOptions options;
-  if (!flashquant::gpu_test::ParseOptions(argc, argv, &options)) {
+  Mode mode = Mode::kKernel;
+  if (!flashquant::gpu_test::ParseOptions(argc, argv, &options, &mode)) {
     std::fprintf(stderr, "unknown or incomplete option; see the head of the source file\n");
     return 2;
   }
+  if (mode == Mode::kPaper) return flashquant::gpu_test::RunPaper(options);
+  if (mode == Mode::kRoutes) return flashquant::gpu_test::RunRoutes(options);
   return flashquant::gpu_test::Run(options);
 }

@@ -12,6 +12,7 @@
 #include "kernels/cuda/backend/cuda_linear_weight.h"
 #include "kernels/cuda/backend/cuda_status.h"
 #include "kernels/cuda/backend/join_packed.h"
+#include "kernels/cuda/backend/linear_route.h"
 #include "kernels/cuda/backend/op_launchers.h"
 #include "kernels/cuda/backend/unpack_weight.h"
 #include "kernels/cuda/linear_w4a16/pack.h"
@@ -21,6 +22,7 @@ namespace flashquant::cuda {
 namespace {
 
 constexpr int64_t kSizeMultiple = 8;
+constexpr int32_t kRowsToFloat = 64;   // at once in RunToFloat
 constexpr int32_t kMaxStrips = 65535;  // blocks along y in the grid of LaunchUnpackWeight
 constexpr unsigned kMaxPackThreads = 16;
 
@@ -68,6 +70,11 @@ absl::StatusOr<std::unique_ptr<FusedLinear>> FusedLinear::Create(Backend* backen
                                                                  cudaStream_t stream) {
   std::unique_ptr<FusedLinear> linear(new FusedLinear(backend, stream));
   FQ_RETURN_IF_ERROR(ToStatus(QueryDeviceShape(&linear->device_), "device limits"));
+  int device = 0;
+  FQ_RETURN_IF_ERROR(ToStatus(cudaGetDevice(&device), "device"));
+  FQ_RETURN_IF_ERROR(ToStatus(
+      cudaDeviceGetAttribute(&linear->compute_major_, cudaDevAttrComputeCapabilityMajor, device),
+      "device limits"));
   const UnpackTables tables = MakeUnpackTables();
   FQ_ASSIGN_OR_RETURN(linear->unpack_tables_, backend->Allocate(sizeof(tables)));
   FQ_RETURN_IF_ERROR(backend->CopyToDevice(linear->unpack_tables_.data(), &tables, sizeof(tables)));
@@ -87,6 +94,7 @@ absl::StatusOr<std::optional<FusedWeight>> FusedLinear::Pack(std::span<const Lin
 
 bool FusedLinear::ChoosePlans(FusedWeight* weight) const {
   weight->passes = ChoosePassPlans(weight->layout, device_);
+  weight->max_pass_rows = MaxPassRows(compute_major_, weight->layout);
   return weight->passes[0].rows_per_pass != 0 && weight->layout.num_strips <= kMaxStrips;
 }
 
@@ -146,7 +154,7 @@ absl::Status FusedLinear::RunToFloat(const FusedWeight& weight, int32_t num_rows
                                      float* y) {
   constexpr int64_t kElementBytes = sizeof(BFloat16);
   const int64_t n = weight.layout.n;
-  const int32_t rows_at_once = std::min(num_rows, kMaxFusedRows);
+  const int32_t rows_at_once = std::min(num_rows, kRowsToFloat);
   FQ_RETURN_IF_ERROR(Grow(rows_at_once * n * kElementBytes, backend_, &rounded_));
   for (int32_t row = 0; row < num_rows; row += rows_at_once) {
     const int32_t count = std::min(rows_at_once, num_rows - row);

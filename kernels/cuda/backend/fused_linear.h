@@ -1,6 +1,7 @@
 // FusedLinear: INT4 layers with outliers through the fused kernel (launchers.h), which reads a
 // weight once for up to 32 rows (fewer where these do not fit in shared memory). More rows than
-// kMaxFusedRows go through a BF16 copy that is unpacked into scratch memory for the one product.
+// MaxPassRows (linear_route.h) go through a BF16 copy that is unpacked into scratch memory for the
+// one product.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,15 +17,13 @@
 
 namespace flashquant::cuda {
 
-// Rows up to which passes of the fused kernel are the faster way.
-inline constexpr int32_t kMaxFusedRows = 64;
-
 // A layer in the kernel's form, all parts joined along N.
 struct FusedWeight {
   PackedLayout layout;
   DeviceBuffer bytes;
   DeviceBuffer bias;               // [n] BF16, or empty
   std::array<PassPlan, 3> passes;  // see ChoosePassPlans
+  int32_t max_pass_rows = 0;       // with more, Unpack is the faster way
 };
 
 // Used from one thread, on one stream. Owns what the launches share: partial sums and counters,
@@ -39,7 +38,7 @@ class FusedLinear final {
   // parts do not end where tiles of outliers do.
   absl::StatusOr<std::optional<FusedWeight>> Pack(std::span<const LinearPart> parts);
 
-  // y[num_rows, n] = x[num_rows, k] * W + bias, both BF16; 1 <= num_rows <= kMaxFusedRows.
+  // y[num_rows, n] = x[num_rows, k] * W + bias, both BF16; num_rows >= 1.
   absl::Status Run(const FusedWeight& weight, int32_t num_rows, const void* x, void* y);
   // The same for any number of rows with y in FP32: the product is rounded to BF16 on its way.
   absl::Status RunToFloat(const FusedWeight& weight, int32_t num_rows, const void* x, float* y);
@@ -60,6 +59,7 @@ class FusedLinear final {
   Backend* const backend_;
   const cudaStream_t stream_;
   DeviceShape device_;
+  int compute_major_ = 0;
   DeviceBuffer unpack_tables_;
   DeviceBuffer workspace_;
   DeviceBuffer counters_;  // zero between launches

@@ -1,91 +1,151 @@
 // Unpacks a weight in the fused kernel's form into a BF16 matrix: how a layer is multiplied with
-// more rows than the fused kernel is for. One block a unit (32 channels x 256 features), which it
-// puts together in shared memory and writes row by row.
+// more rows than the fused kernel is for. One block a unit (32 channels x 256 features): each of
+// its warps dequantises a pair of k16 steps of a chunk into shared memory, outliers are added
+// there, and rows go out whole.
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/backend/unpack_weight.h"
 #include "kernels/cuda/primitives/dependent_launch.cuh"
+#include "kernels/cuda/primitives/mma.cuh"
 
 namespace flashquant::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kTileStride = kUnitK + 4;  // floats; channels start in different banks
+constexpr int kPairsPerChunk = kChunkK / 32;
+constexpr int kThreads = kUnitChunks * kPairsPerChunk * 32;
+constexpr uint32_t kRowBytes = kUnitK * 2;
 
-// The eight codes of word `index` of a chunk, dequantised (part 1 of the format).
-__device__ void UnpackWord(const uint8_t* chunk, int index, const PackedLayout& layout,
-                           const UnpackTables& tables, float* tile) {
-  const uint32_t codes = reinterpret_cast<const uint32_t*>(chunk)[index] ^ tables.code_flip;
-  const uint4 places = *reinterpret_cast<const uint4*>(tables.code_place[index]);
-  const uint32_t place[4] = {places.x, places.y, places.z, places.w};
-  const auto* scales = reinterpret_cast<const __nv_bfloat16*>(chunk + kCodeBytes);
-  const __nv_bfloat16* zeros = scales + layout.groups_per_chunk * kStripN;
-  const uint32_t features_per_group = kChunkK / layout.groups_per_chunk;
-#pragma unroll
-  for (int nibble = 0; nibble < 8; ++nibble) {
-    const uint32_t at = place[nibble / 2] >> (nibble % 2 * 16) & 0xffffu;
-    const uint32_t channel = at >> kCodePlaceBits;
-    const uint32_t feature = at % kChunkK;
-    const uint32_t entry = feature / features_per_group * kStripN + tables.scale_entry[channel];
-    const float code = static_cast<float>(codes >> (4 * nibble) & 0xfu);
-    const float zero = layout.has_zeros ? __bfloat162float(zeros[entry]) - 128.0f : 8.0f;
-    tile[channel * kTileStride + feature] = __bfloat162float(scales[entry]) * (code - zero);
+// Address of a feature of a channel in the tile. 16-byte pieces of a row are exchanged by channel /
+// 4, so that what a warp writes at once lies in different banks as far as possible.
+__device__ __forceinline__ uint32_t TileAddress(uint32_t tile, uint32_t channel, uint32_t feature) {
+  const uint32_t exchange = (channel >> 2 & 3) << 1 | (channel >> 4 & 1);
+  return tile + channel * kRowBytes + (feature / 8 ^ exchange) * 16 + feature % 8 * 2;
+}
+
+__device__ __forceinline__ void StoreShared8(uint32_t shared_address, uint32_t a, uint32_t b) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(shared_address), "r"(a), "r"(b) : "memory");
+}
+
+__device__ __forceinline__ __nv_bfloat162 AsPair(uint32_t bits) {
+  return *reinterpret_cast<const __nv_bfloat162*>(&bits);
+}
+
+// One of a word of scales' or zero points' two numbers, twice.
+__device__ __forceinline__ uint32_t Twice(uint32_t pair, int half) {
+  return __byte_perm(pair, 0, half == 0 ? 0x1010 : 0x3232);
+}
+
+// The codes of register r of a word (packed_format.h): scale * (q - z), rounded once. `zero`: 128 +
+// z, twice.
+__device__ __forceinline__ uint32_t Dequant(uint32_t word, int r, uint32_t scale, uint32_t zero) {
+  const uint32_t biased = (word >> (4 * r) & 0x000f000f) | 0x43004300;  // 128 + q
+  const __nv_bfloat162 value = __hmul2(__hsub2(AsPair(biased), AsPair(zero)), AsPair(scale));
+  return *reinterpret_cast<const uint32_t*>(&value);
+}
+
+// What a lane dequantises: its 16 bytes of a pair of k16 steps (part 1 of the format).
+struct CodePair {
+  uint4 codes;
+  uint2 scales;                            // of channels 4g .. 4g + 3
+  uint2 zeros = {0x43084308, 0x43084308};  // 128 + 8
+
+  __device__ CodePair(const PackedLayout& layout, const uint8_t* chunk, int pair, int lane) {
+    codes = __ldcs(reinterpret_cast<const uint4*>(chunk + pair * 512) + lane);
+    const int group = pair * layout.groups_per_chunk / kPairsPerChunk;
+    const uint8_t* const from = chunk + kCodeBytes + (lane >> 2) * 8;
+    scales = __ldg(reinterpret_cast<const uint2*>(from + group * kGroupScaleBytes));
+    if (!layout.has_zeros) return;
+    zeros = __ldg(reinterpret_cast<const uint2*>(from + (layout.groups_per_chunk + group) *
+                                                            kGroupScaleBytes));
   }
+
+  // `feature`: the chunk's first in the unit; `flip`: see UnpackTables.
+  __device__ void Store(uint32_t flip, uint32_t tile, uint32_t feature, int pair, int lane) const {
+    const uint32_t words[4] = {codes.x ^ flip, codes.y ^ flip, codes.z ^ flip, codes.w ^ flip};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      // Registers h and h + 2 are four neighbouring features of a channel.
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t scale = Twice(w % 2 == 0 ? scales.x : scales.y, h);
+        const uint32_t zero = Twice(w % 2 == 0 ? zeros.x : zeros.y, h);
+        StoreShared8(
+            TileAddress(tile, CodeChannel(lane, w, h), feature + CodeFeature(pair, lane, w, h)),
+            Dequant(words[w], h, scale, zero), Dequant(words[w], h + 2, scale, zero));
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ void AddShared(uint32_t address, uint32_t value) {
+  const __nv_bfloat16 sum =
+      __float2bfloat16_rn(LowBf16(LoadShared2(address)) + __uint_as_float(value << 16));
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address),
+               "h"(*reinterpret_cast<const uint16_t*>(&sum))
+               : "memory");
 }
 
 // One quad of a unit's outliers (part 3); padding slots are zeros.
-__device__ void AddQuad(const uint8_t* quad, const UnpackTables& tables, float* tile) {
-  const uint4 words = *reinterpret_cast<const uint4*>(quad);
-  const uint32_t position[2] = {words.x, words.y};
-  const uint32_t value[2] = {words.z, words.w};
+__device__ __forceinline__ void AddQuad(const uint4& quad, const UnpackTables& tables,
+                                        uint32_t tile) {
+  const uint32_t position[2] = {quad.x, quad.y};
+  const uint32_t value[2] = {quad.z, quad.w};
+#pragma unroll
   for (int slot = 0; slot < kSlotsPerQuad; ++slot) {
     const uint32_t bits = value[slot / 2] >> (slot % 2 * 16) & 0xffffu;
-    if (bits == 0) continue;
-    const uint32_t at = tables.slot_place[position[slot / 2] >> (slot % 2 * 16) & 0xffffu];
-    tile[(at >> kSlotPlaceBits) * kTileStride + at % kUnitK] += __uint_as_float(bits << 16);
+    const uint32_t at =
+        __ldg(tables.slot_place + (position[slot / 2] >> (slot % 2 * 16) & 0xffffu));
+    if (bits != 0) AddShared(TileAddress(tile, at >> kSlotPlaceBits, at % kUnitK), bits);
   }
 }
 
 // Grid: (units of a strip, strips).
 __global__ void __launch_bounds__(kThreads)
     UnpackWeightKernel(PackedLayout layout, const uint8_t* weight, const UnpackTables* table_array,
-                       __nv_bfloat16* matrix) {
-  __shared__ float tile[kStripN * kTileStride];
-  BeginDependent();
+                       uint8_t* matrix) {
+  __shared__ __align__(16) uint8_t shared[kStripN * kRowBytes];
+  const uint32_t tile = SharedAddress(shared);
   const UnpackTables& tables = *table_array;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int chunk = warp / kPairsPerChunk;
+  const int pair = warp % kPairsPerChunk;
   const int64_t unit = static_cast<int64_t>(blockIdx.y) * layout.num_units + blockIdx.x;
-  const uint8_t* dense = weight + unit * layout.unit_dense_bytes;
-  const int chunk_bytes = layout.unit_dense_bytes / kUnitChunks;
-  for (int i = threadIdx.x; i < kUnitChunks * kUnpackWords; i += kThreads) {
-    const int chunk = i / kUnpackWords;
-    UnpackWord(dense + chunk * chunk_bytes, i % kUnpackWords, layout, tables,
-               tile + chunk * kChunkK);
+  // Weights and tables do not change while kernels run; the matrix does.
+  const CodePair codes(
+      layout,
+      weight + unit * layout.unit_dense_bytes + chunk * (layout.unit_dense_bytes / kUnitChunks),
+      pair, lane);
+  OutlierRef ref;
+  if (layout.max_outlier_bytes > 0) {
+    ref = reinterpret_cast<const OutlierRef*>(weight + layout.index_offset)[unit];
   }
+  const uint4* const quads =
+      reinterpret_cast<const uint4*>(weight + layout.outliers_offset) + ref.offset;
+  uint4 quad = {};
+  if (threadIdx.x < ref.num_16bytes) quad = __ldcs(quads + threadIdx.x);
+  codes.Store(tables.code_flip, tile, static_cast<uint32_t>(chunk * kChunkK), pair, lane);
   __syncthreads();
   if (layout.max_outlier_bytes > 0) {
-    const OutlierRef ref = reinterpret_cast<const OutlierRef*>(weight + layout.index_offset)[unit];
-    const uint8_t* outliers =
-        weight + layout.outliers_offset + static_cast<int64_t>(ref.offset) * 16;
     constexpr uint32_t kQuadsPerPiece = kMaxPieceBytes / kQuadBytes;
     for (uint32_t i = threadIdx.x; i < ref.num_16bytes; i += kThreads) {
       // The last quad of a piece is its trailer: offsets, not slots.
       if (i + 1 == ref.num_16bytes || (i + 1) % kQuadsPerPiece == 0) continue;
-      AddQuad(outliers + i * kQuadBytes, tables, tile);
+      AddQuad(i == threadIdx.x ? quad : __ldcs(quads + i), tables, tile);
     }
     __syncthreads();
   }
-  const int first_channel = blockIdx.y * kStripN;
-  const int first_feature = blockIdx.x * kUnitK;
+  BeginDependent();
+  const int first_channel = static_cast<int>(blockIdx.y) * kStripN;
+  const int first_feature = static_cast<int>(blockIdx.x) * kUnitK;
   const int num_channels = min(kStripN, layout.n - first_channel);
-  const int num_features = min(kUnitK, layout.k - first_feature);
-  for (int i = threadIdx.x * 2; i < num_channels * kUnitK; i += kThreads * 2) {
-    const int channel = i / kUnitK;
-    const int feature = i % kUnitK;
-    if (feature >= num_features) continue;
-    const float* from = tile + channel * kTileStride + feature;
-    *reinterpret_cast<__nv_bfloat162*>(
-        matrix + static_cast<int64_t>(first_channel + channel) * layout.k + first_feature +
-        feature) = __floats2bfloat162_rn(from[0], from[1]);
+  const int feature = lane * 8;
+  if (first_feature + feature >= layout.k) return;
+  for (int channel = warp; channel < num_channels; channel += kThreads / 32) {
+    uint8_t* const to =
+        matrix +
+        (static_cast<int64_t>(first_channel + channel) * layout.k + first_feature + feature) * 2;
+    *reinterpret_cast<uint4*>(to) = LoadShared16(TileAddress(tile, channel, feature));
   }
 }
 
@@ -96,7 +156,7 @@ cudaError_t LaunchUnpackWeight(const PackedLayout& layout, const uint8_t* weight
   const dim3 grid(static_cast<unsigned>(layout.num_units),
                   static_cast<unsigned>(layout.num_strips));
   return LaunchDependent(UnpackWeightKernel, grid, kThreads, 0, stream, layout, weight, tables,
-                         static_cast<__nv_bfloat16*>(matrix));
+                         static_cast<uint8_t*>(matrix));
 }
 
 }  // namespace flashquant::cuda

@@ -11,8 +11,10 @@
 
 namespace flashquant::cuda {
 
-// matrix[n, k] = dequant(W_Q) + W_O, row-major BF16 [layout.n, layout.k], one rounding; k even.
-// `weight`: layout.num_bytes, `tables`: both in device memory. Queues on `stream`.
+// matrix[n, k] = dequant(W_Q) + W_O, row-major BF16 [layout.n, layout.k]; one rounding,
+// and a second where an outlier is added to a code that is not its zero point. k is a multiple of
+// 8, `matrix` 16-byte aligned. `weight`: layout.num_bytes, `tables`: both in device memory. Queues
+// on `stream`.
 cudaError_t LaunchUnpackWeight(const PackedLayout& layout, const uint8_t* weight,
                                const UnpackTables* tables, void* matrix, cudaStream_t stream);
 

@@ -8,6 +8,7 @@ namespace flashquant::cuda {
 namespace {
 
 constexpr int kRowsPerPass = 32;
+constexpr int kMaxStagedRecords = 512;  // of a tile
 
 int BatchBlocksOf(int m) { return m <= 8 ? 1 : m <= 16 ? 2 : 4; }
 
@@ -56,20 +57,25 @@ PaperKernelArgs ArgsOf(const PaperLinearParams& p) {
   args.records = p.weight + layout.records_offset;
   args.tile_dense_bytes = layout.tile_dense_bytes;
   args.groups_per_tile = layout.groups_per_tile;
-  args.staged_records = std::min(layout.max_records, kPaperMaxStagedRecords);
+  args.staged_records = std::min(layout.max_records, kMaxStagedRecords);
   args.extra_warps = p.extra_warps && layout.max_records > 0;
   args.workspace = p.workspace;
   args.counters = p.counters;
   return args;
 }
 
-// Fills in the stages; returns the bytes of shared memory, 0 when two do not fit.
-int FitStages(int batch_blocks, int limit, PaperKernelArgs* args) {
+// Fills in the stages, with fewer staged records where two stages would not fit otherwise; returns
+// the bytes of shared memory, 0 when even so they do not.
+int FitStages(const PaperLayout& layout, int batch_blocks, int limit, PaperKernelArgs* args) {
   args->dense_offset = batch_blocks * 8 * kPaperXRowBytes;
   args->buckets_offset = args->dense_offset + args->tile_dense_bytes;
   args->records_offset = args->buckets_offset + (args->buckets_per_tile * 4 + 15) / 16 * 16;
-  args->stage_bytes = args->records_offset + args->staged_records * 16;
   const int sums = batch_blocks * kPaperTileN * 8 * 4;
+  const int records_fit = ((limit - sums) / 2 - args->records_offset) / 16;
+  if (records_fit < 0) return 0;
+  args->staged_records = std::min(args->staged_records, records_fit);
+  args->all_staged = args->staged_records == layout.max_records;
+  args->stage_bytes = args->records_offset + args->staged_records * 16;
   args->stages = std::min(kPaperMaxStages, (limit - sums) / args->stage_bytes);
   return args->stages < 2 ? 0 : sums + args->stages * args->stage_bytes;
 }
@@ -93,7 +99,7 @@ cudaError_t LaunchPass(const PaperLinearParams& p, PaperKernelArgs args, int lim
                        cudaStream_t stream) {
   const int batch_blocks = BatchBlocksOf(args.m);
   const void* kernel = SelectKernel(batch_blocks, p.layout.has_zeros);
-  const int shared_bytes = FitStages(batch_blocks, limit, &args);
+  const int shared_bytes = FitStages(p.layout, batch_blocks, limit, &args);
   if (shared_bytes == 0) return cudaErrorInvalidConfiguration;
   if (cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);

@@ -171,9 +171,10 @@ PaperLayout DensePart(const Int4Arrays& weight) {
   layout.tiles_n = static_cast<int32_t>((weight.n + kPaperTileN - 1) / kPaperTileN);
   layout.tiles_k = static_cast<int32_t>((weight.k + kPaperTileK - 1) / kPaperTileK);
   // Groups of 32, 64 and 128; any other is one group along all of K.
-  layout.groups_per_tile = weight.group_size <= 128 && kPaperTileK % weight.group_size == 0
-                               ? static_cast<int32_t>(kPaperTileK / weight.group_size)
-                               : 1;
+  layout.groups_per_tile =
+      weight.group_size >= 32 && weight.group_size <= 128 && kPaperTileK % weight.group_size == 0
+          ? static_cast<int32_t>(kPaperTileK / weight.group_size)
+          : 1;
   layout.has_zeros = weight.zeros != nullptr;
   layout.tile_dense_bytes =
       kPaperCodeBytes + layout.groups_per_tile * kPaperTileN * 2 * (layout.has_zeros ? 2 : 1);

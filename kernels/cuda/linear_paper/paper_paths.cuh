@@ -16,8 +16,6 @@ namespace flashquant::cuda {
 inline constexpr int kPaperMaxStages = 4;
 inline constexpr int kPaperMaxThreads = (kPaperDenseWarps + kPaperSparseWarps) * 32;
 inline constexpr int kPaperXRowBytes = kPaperTileK * 2;
-// Records of a tile beyond these stay in global memory.
-inline constexpr int kPaperMaxStagedRecords = 512;
 
 struct PaperKernelArgs {
   const __nv_bfloat16* x;
@@ -36,7 +34,8 @@ struct PaperKernelArgs {
   int32_t tile_dense_bytes;
   int32_t groups_per_tile;
   int32_t buckets_per_tile;
-  int32_t staged_records;
+  int32_t staged_records;  // of a tile; those beyond stay in global memory
+  bool all_staged;
   bool extra_warps;
   float* workspace;
   uint32_t* counters;
@@ -170,8 +169,7 @@ __device__ __forceinline__ void AddOutlierTile(const PaperKernelArgs& args, uint
   const uint32_t x_row = stage + row * kPaperXRowBytes;
   const uint32_t swizzle = row * 0x08080808u;  // on four row indices at once
   const uint32_t staged = stage + args.records_offset;
-  const uint32_t first_of_tile =
-      args.staged_records == kPaperMaxStagedRecords ? args.indptr[tile] : 0;
+  const uint32_t first_of_tile = args.all_staged ? 0 : args.indptr[tile];
   for (int bucket = sub_warp; bucket < args.buckets_per_tile; bucket += num_sub_warps) {
     const uint32_t info = LoadShared4(stage + args.buckets_offset + bucket * 4);
     const int begin = static_cast<int>(info & 0xffff);

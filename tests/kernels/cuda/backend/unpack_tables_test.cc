@@ -1,5 +1,5 @@
-// Reading a packed weight through the tables gives back the canonical codes, scales, zero points
-// and outliers.
+// Reading a packed weight by the places and tables gives back the canonical codes, scales, zero
+// points and outliers.
 #include "kernels/cuda/backend/unpack_tables.h"
 
 #include <algorithm>
@@ -28,17 +28,19 @@ T ReadAt(const std::vector<uint8_t>& bytes, int64_t at) {
 void ExpectChunk(const UnpackTables& tables, const PackedLinear& packed, const Int4Weight& weight,
                  int64_t base, int64_t first_n, int64_t first_k) {
   const PackedLayout& layout = packed.layout;
-  for (int word = 0; word < kUnpackWords; ++word) {
-    const uint32_t codes = ReadAt<uint32_t>(packed.bytes, base + 4 * word) ^ tables.code_flip;
-    for (int nibble = 0; nibble < 8; ++nibble) {
-      const int place = tables.code_place[word][nibble];
-      const int64_t n = first_n + (place >> kCodePlaceBits);
-      const int64_t feature = place % kChunkK;
+  for (uint32_t index = 0; index < kCodeBytes / 4; ++index) {
+    const uint32_t codes = ReadAt<uint32_t>(packed.bytes, base + 4 * index) ^ tables.code_flip;
+    const uint32_t pair = index / 128;
+    const uint32_t lane = index / 4 % 32;
+    const uint32_t word = index % 4;
+    for (uint32_t nibble = 0; nibble < 8; ++nibble) {
+      const int64_t channel = CodeChannel(lane, word, nibble % 4);
+      const int64_t feature = CodeFeature(pair, lane, word, nibble % 4) + nibble / 4;
+      const int64_t n = first_n + channel;
       const int64_t k = first_k + feature;
       if (n >= weight.n || k >= weight.k) continue;
       const int64_t group = k / weight.group_size;
-      const int64_t entry = feature / (kChunkK / layout.groups_per_chunk) * kStripN +
-                            tables.scale_entry[place >> kCodePlaceBits];
+      const int64_t entry = feature / (kChunkK / layout.groups_per_chunk) * kStripN + channel;
       ASSERT_EQ(static_cast<int>(codes >> (4 * nibble) & 0xf), weight.Code(n, k)) << n << " " << k;
       ASSERT_EQ(ReadAt<uint16_t>(packed.bytes, base + kCodeBytes + 2 * entry),
                 weight.scales[static_cast<size_t>(n * weight.groups_per_row() + group)].bits);
