@@ -80,7 +80,7 @@ run_preset() {
   echo "==== ${preset}: $((SECONDS - start)) s"
 }
 
-kinds=(test)
+kinds=(test package)
 ((full)) && kinds+=(bench clang)
 bash deploy/install_packages.sh "${kinds[@]}"
 
