@@ -1,8 +1,10 @@
 #include "engine/model/served_model.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
@@ -40,30 +42,52 @@ absl::Status ResolveKvPool(const ServedModelOptions& options, ServedModel* serve
   return absl::OkStatus();
 }
 
-// One decode step of each number of rows, most rows first: weights that make no finite numbers are
-// found out before the first request is, that request finds warm memory, and a backend that records
-// steps does so now. Each sequence has one token; they all write block 1, which is never read.
+// A step is run and its output looked at: weights that make no finite numbers are found out before
+// the first request is.
+absl::Status RunWarmUpStep(const StepPlan& plan, StepRunner* runner) {
+  FQ_RETURN_IF_ERROR(Annotate(runner->Launch(plan), "warm-up"));
+  FQ_ASSIGN_OR_RETURN(const StepResult result, runner->Collect());
+  if (result.tokens.empty() || result.tokens.front().non_finite) {
+    return DataLossError("warm-up: non-finite output");
+  }
+  return absl::OkStatus();
+}
+
+// One decode step, so that the first request finds warm memory. A backend that records steps does
+// that now, for each number of rows, after a step of as many tokens as there may be: memory that
+// such a step needs is taken before the recordings, which it would end, and before requests come.
+// What is written to blocks 1 and up is never read.
 absl::Status WarmUp(const EngineConfig& engine, bool all_sizes, StepRunner* runner) {
-  const int32_t token_id = 0;
-  const int32_t block_id = kNullBlock + 1;
   const SamplingParams sampling = {.temperature = 0.0f};
   const StopConditions stop;
-  const SequenceStep sequence = {.token_ids = std::span(&token_id, 1),
-                                 .block_ids = std::span(&block_id, 1),
-                                 .samples = true,
-                                 .sampling = &sampling,
-                                 .stop = &stop};
+  const int32_t most_tokens = std::min(
+      {engine.token_budget, engine.context_length, (engine.num_blocks - 1) * engine.block_tokens});
+  const std::vector<int32_t> tokens(static_cast<size_t>(all_sizes ? most_tokens : 1));
+  std::vector<int32_t> blocks(
+      static_cast<size_t>(CeilDiv(static_cast<int32_t>(tokens.size()), engine.block_tokens)));
+  std::iota(blocks.begin(), blocks.end(), kNullBlock + 1);
+  SequenceStep sequence = {.token_ids = tokens,
+                           .block_ids = blocks,
+                           .samples = true,
+                           .sampling = &sampling,
+                           .stop = &stop};
+  if (all_sizes) {
+    StepPlan plan;
+    plan.phase = StepPhase::kPrefill;
+    plan.num_tokens = most_tokens;
+    plan.num_rows = RoundUp(most_tokens, engine.row_multiple);
+    plan.sequences = {sequence};
+    FQ_RETURN_IF_ERROR(RunWarmUpStep(plan, runner));
+  }
+  sequence.token_ids = std::span(tokens).first(1);
+  sequence.block_ids = std::span(blocks).first(1);
   const int32_t most = all_sizes ? RoundUp(engine.max_sequences, engine.row_multiple) : 1;
   for (int32_t rows = most; rows > 0; rows -= engine.row_multiple) {
     StepPlan plan;
     plan.num_tokens = std::min(rows, engine.max_sequences);
     plan.num_rows = RoundUp(plan.num_tokens, engine.row_multiple);
     plan.sequences.assign(static_cast<size_t>(plan.num_tokens), sequence);
-    FQ_RETURN_IF_ERROR(Annotate(runner->Launch(plan), "warm-up"));
-    FQ_ASSIGN_OR_RETURN(const StepResult result, runner->Collect());
-    if (result.tokens.empty() || result.tokens.front().non_finite) {
-      return DataLossError("warm-up: non-finite output");
-    }
+    FQ_RETURN_IF_ERROR(RunWarmUpStep(plan, runner));
   }
   return absl::OkStatus();
 }
