@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The CUDA backend on this machine's GPU:  tests/gpu/engine.sh [--prebuilt DIR]
 #   every op against the oracle, whole models against the reference and the CPU backend, memcheck on
-#   small cases, one prompt and a served load on the demo model, the time of a decode step of an 8B
-#   model's shapes. One line a check; logs in the build folder.
+#   small cases, one prompt and a served load on the demo model, decode and prefill times of an 8B
+#   model's shapes beside BF16 (serve.sh loads and serves such a model). One line a check; logs in the build folder.
 # --prebuilt DIR: uses the programs in DIR (shared libraries in DIR/lib, logs to DIR/logs).
 # FQ_TEST_DATA: folder with models/story-22m, default ../shared. Exit code 0 only when all passed.
 set -euo pipefail
@@ -12,14 +12,12 @@ parity="memory linear attention pointwise decoder_variant sample"
 if [[ "${1:-}" == "--prebuilt" ]]; then
   build="$2"
   tests="$2"
-  bench="$2/decode_step_bench"
   export LD_LIBRARY_PATH="$2/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 else
   build=build/cuda-dev
   tests="$build/tests/parity"
-  bench="$build/tests/gpu/decode_step_bench"
   cmake --preset cuda-dev
-  targets=(flashquant model_parity_test decode_step_bench)
+  targets=(flashquant model_parity_test)
   for op in $parity; do targets+=("${op}_parity_test"); done
   cmake --build --preset cuda-dev --target "${targets[@]}"
 fi
@@ -76,8 +74,19 @@ serve() {
 check serve serve
 tail -n 3 "$logs/server.log"
 
-check decode_step "$bench" 1 8 16 32 64
-cat "$logs/decode_step.log"
+# The shapes of Llama-3.1-8B, random weights.
+cat >"$logs/8b.json" <<'JSON'
+{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+ "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+ "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+ "rms_norm_eps": 1e-5, "tie_word_embeddings": false}
+JSON
+check bench_engine timeout 150 "$build/flashquant" bench engine --backend cuda --config "$logs/8b.json" \
+  --batch 1,8,16,32,64 --context 1024 --baseline bf16
+cat "$logs/bench_engine.log"
+check bench_int4_head timeout 60 "$build/flashquant" bench engine --backend cuda --config "$logs/8b.json" \
+  --batch 8,16 --context 1024 --lm-head int4
+cat "$logs/bench_int4_head.log"
 
 if command -v compute-sanitizer >/dev/null; then
   check memcheck_attention timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 \
