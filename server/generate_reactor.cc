@@ -13,10 +13,12 @@
 namespace flashquant {
 namespace {
 
-// A cancel that comes at the deadline is the deadline's: gRPC reports both alike.
-CancelReason CancelReasonOf(const grpc::CallbackServerContext& context) {
-  return context.deadline() <= std::chrono::system_clock::now() ? CancelReason::kDeadline
-                                                                : CancelReason::kClient;
+CancelReason CancelReasonOf(const grpc::CallbackServerContext& context, const Clock& clock,
+                            TimePoint arrival) {
+  const CallTimes now = TimesOf(context, clock);
+  if (!now.client_deadline) return CancelReason::kClient;
+  return CancelIsDeadline(arrival, *now.client_deadline, now.now) ? CancelReason::kDeadline
+                                                                  : CancelReason::kClient;
 }
 
 }  // namespace
@@ -171,7 +173,9 @@ void GenerateReactor::Finish(const RequestError& error) {
 void GenerateReactor::OnWriteDone(bool ok) { environment_.delivery->OnWriteDone(session_, ok); }
 
 void GenerateReactor::OnCancel() {
-  if (session_ != nullptr) session_->Cancel(CancelReasonOf(*context_));
+  if (session_ != nullptr)
+    session_->Cancel(
+        CancelReasonOf(*context_, *environment_.submitter->clock(), session_->arrival()));
 }
 
 void GenerateReactor::OnDone() { delete this; }
@@ -230,7 +234,9 @@ void GenerateTextReactor::Finish(const RequestError& error) {
 }
 
 void GenerateTextReactor::OnCancel() {
-  if (session_ != nullptr) session_->Cancel(CancelReasonOf(*context_));
+  if (session_ != nullptr)
+    session_->Cancel(
+        CancelReasonOf(*context_, *environment_.submitter->clock(), session_->arrival()));
 }
 
 void GenerateTextReactor::OnDone() { delete this; }

@@ -63,6 +63,7 @@ class GenerateSession final {
   void CheckSlowReader(TimePoint now);
   // Ends the call with the error of `reason`, whatever the engine does.
   void End(const char* reason);
+  TimePoint arrival() const { return settings_.arrival; }  // any thread
   bool write_in_flight() const { return write_in_flight_; }
   bool done() const { return done_; }
   // Lets go of the stream, which holds the session. For the end of the delivery thread.

@@ -114,12 +114,21 @@ SamplingParams RequestMapper::EffectiveSampling(const v1::SamplingParams& sampli
 }
 
 std::optional<RequestError> CheckDeadline(const CallTimes& times) {
-  if (!times.client_deadline || *times.client_deadline > times.now) return std::nullopt;
+  constexpr Duration kLeastTimeout = std::chrono::milliseconds(1);
+  if (!times.client_deadline || *times.client_deadline > times.now + kLeastTimeout) {
+    return std::nullopt;
+  }
   RequestError error;
   error.code = absl::StatusCode::kDeadlineExceeded;
   error.reason = reason::kDeadlineExceeded;
   error.message = "deadline has passed";
   return error;
+}
+
+bool CancelIsDeadline(TimePoint arrival, TimePoint deadline, TimePoint now) {
+  constexpr Duration kTravel = std::chrono::milliseconds(50);
+  const Duration timeout = deadline - arrival;
+  return now >= deadline - std::min<Duration>(timeout / 50 + kTravel, timeout / 4);
 }
 
 std::optional<RequestError> RequestMapper::Build(const v1::GenerateRequest& request,

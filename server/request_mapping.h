@@ -80,8 +80,15 @@ class RequestMapper final {
   const MapperOptions options_;
 };
 
-// DEADLINE_EXCEEDED when `times.client_deadline` has passed; to be asked before tokenizing.
+// DEADLINE_EXCEEDED when `times.client_deadline` has passed; to be asked before tokenizing. So it
+// has when a millisecond or less is left: a timeout that has run out already travels as the least
+// one that there is, and gRPC reads that as one millisecond from now.
 std::optional<RequestError> CheckDeadline(const CallTimes& times);
+
+// Whether a client that cancels at `now` does so because its deadline has passed. The client resets
+// the call when its own timer ends, which is before `deadline`: that counts from the moment when
+// the call arrived here, and the timeout was rounded up to two or three digits on the way.
+bool CancelIsDeadline(TimePoint arrival, TimePoint deadline, TimePoint now);
 
 // `event.status` must be OK; `stop` is the request's.
 v1::Finished MakeFinished(const FinishedEvent& event, const StopConditions& stop);

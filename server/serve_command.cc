@@ -4,7 +4,6 @@
 // The port opens before the model is loaded (health answers NOT_SERVING, calls MODEL_LOADING). A
 // start that fails says why in one line and ends with a fixed exit code.
 #include <malloc.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -285,8 +284,8 @@ class ServeProcess {
     if (stuck_.load()) server_->EndAllCalls();
     server_->WaitUntilNoCalls(clock_.Now() + std::chrono::seconds(2));
     server_->Shutdown(clock_.Now());
-    // Waiting for its thread would be waiting for ever.
-    if (stuck_.load()) _exit(kExitInternal);
+    std::optional<HardExitTimer> now;  // waiting for a stuck thread would be waiting for ever
+    if (stuck_.load()) now.emplace(Duration::zero(), kExitInternal);
     engine_.reset();
     CloseServer();
     endpoint_.reset();

@@ -191,6 +191,21 @@ TEST_F(RequestMappingTest, ServerMaximumBoundsTheDeadline) {  // N4
   EXPECT_EQ(mapped_.request.deadline, times_.now + 600s);
 }
 
+// The cause of cancels that were counted as the client's although its deadline had passed.
+TEST(CancelReasonTest, ResetJustBeforeTheDeadlineIsTheDeadlines) {  // N3
+  const TimePoint arrival{1000s};
+  const auto is_deadline = [&](Duration timeout, Duration after) {
+    return CancelIsDeadline(arrival, arrival + timeout, arrival + after);
+  };
+  EXPECT_TRUE(is_deadline(300ms, 300ms));
+  EXPECT_TRUE(is_deadline(300ms, 250ms));
+  EXPECT_FALSE(is_deadline(300ms, 200ms));
+  EXPECT_TRUE(is_deadline(100s, 99s));  // 1% of rounding
+  EXPECT_FALSE(is_deadline(100s, 97s));
+  EXPECT_TRUE(is_deadline(4ms, 3ms));
+  EXPECT_FALSE(is_deadline(4ms, 2ms));
+}
+
 TEST_F(RequestMappingTest, PastDeadlineIsRefused) {  // N3
   times_.client_deadline = times_.now;
   const std::optional<RequestError> error = Map(Ids(1));
