@@ -35,6 +35,8 @@ class Calibration {
   // For the report.
   virtual int64_t num_tokens() const = 0;
   virtual std::string description() const = 0;
+  // Differs for calibrations that may give other inputs.
+  virtual std::string fingerprint() const { return description(); }
 };
 
 }  // namespace flashquant

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "engine/checkpoint/json.h"
 #include "engine/checkpoint/quantized_tensors.h"
 #include "engine/quantize/int4_quantizer.h"
+#include "engine/quantize/layer_journal.h"
 #include "engine/quantize/layer_quantizer.h"
 #include "engine/quantize/parallel_for.h"
 #include "engine/quantize/table_quantizer.h"
@@ -70,7 +72,7 @@ class CheckpointQuantizer final {
  public:
   CheckpointQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options,
                       QuantizePlan plan, CheckpointWriter* writer, const QuantizeProgress& progress,
-                      Calibration* calibration)
+                      Calibration* calibration, const std::string& journal_folder)
       : checkpoint_(checkpoint),
         tensors_(*checkpoint.tensors),
         options_(options),
@@ -78,7 +80,8 @@ class CheckpointQuantizer final {
         writer_(writer),
         progress_(progress),
         calibration_(calibration),
-        layer_quantizer_(options, plan_.group_size, config_.geometry.tile_k, calibration) {
+        layer_quantizer_(options, plan_.group_size, config_.geometry.tile_k, calibration),
+        journal_(journal_folder, Fingerprint()) {
     config_.group_size = plan_.group_size;
     config_.symmetric = options.symmetric;
     config_.target_density = options.threshold > 0 ? 0 : options.density;
@@ -124,6 +127,7 @@ class CheckpointQuantizer final {
   }
 
   const QuantizeReport& report() const { return report_; }
+  void RemoveJournal() { journal_.Remove(); }
 
  private:
   // Linear layers in the order of the calibration, after everything else.
@@ -156,8 +160,7 @@ class CheckpointQuantizer final {
     std::vector<float> weights(static_cast<size_t>(planned.n * planned.k));
     FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(source, 0, planned.n, weights.data()));
     FQ_RETURN_IF_ERROR(CheckWeights(planned.source, weights, planned.k, options_.num_threads));
-    FQ_ASSIGN_OR_RETURN(const QuantizedMatrix matrix,
-                        layer_quantizer_.Quantize(planned.name, weights, planned.n, planned.k));
+    FQ_ASSIGN_OR_RETURN(const QuantizedMatrix matrix, QuantizeLayer(planned, weights));
     if (calibration_ != nullptr && !layer_quantizer_.IsCalibrated(planned.name)) {
       report_.notes.push_back(
           fmt::format("{}: rounded to nearest, the calibration does not reach it", planned.name));
@@ -186,6 +189,31 @@ class CheckpointQuantizer final {
                               matrix.energy, matrix.error_without, matrix.error_with,
                               matrix.output_error, matrix.output_energy});
     return absl::OkStatus();
+  }
+
+  // From the journal of a run that was killed, or new.
+  absl::StatusOr<QuantizedMatrix> QuantizeLayer(const PlannedTensor& planned,
+                                                const std::vector<float>& weights) {
+    if (std::optional<QuantizedMatrix> found = journal_.Find(planned.name, weights);
+        found && found->weight.n == planned.n && found->weight.k == planned.k) {
+      FQ_RETURN_IF_ERROR(layer_quantizer_.UseResult(planned.name, *found));
+      ++report_.resumed_layers;
+      return *std::move(found);
+    }
+    FQ_ASSIGN_OR_RETURN(QuantizedMatrix matrix,
+                        layer_quantizer_.Quantize(planned.name, weights, planned.n, planned.k));
+    journal_.Store(planned.name, weights, matrix);
+    return matrix;
+  }
+
+  // All that a layer's result depends on besides its own weights.
+  std::string Fingerprint() const {
+    return fmt::format("flashquant layers 1\n{} {} {} {} {} {} {} {}\n{}\n{}\n{}",
+                       static_cast<int>(options_.method), plan_.group_size, options_.symmetric,
+                       options_.density, options_.threshold, options_.damping,
+                       options_.descent_sweeps, static_cast<int>(options_.rule),
+                       calibration_ == nullptr ? "" : calibration_->fingerprint(),
+                       FilesFingerprint(checkpoint_.path), DumpJson(checkpoint_.config));
   }
 
   absl::Status WriteInt8(const PlannedTensor& planned, const TensorInfo& source) {
@@ -245,6 +273,7 @@ class CheckpointQuantizer final {
   Calibration* const calibration_;
   QuantizationConfig config_;
   LayerQuantizer layer_quantizer_;
+  LayerJournal journal_;
   QuantizeReport report_;
 };
 
@@ -336,13 +365,19 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const Checkpoint& checkpoint,
   FQ_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointWriter> writer,
                       CheckpointWriter::Create(place));
   CheckpointQuantizer quantizer(checkpoint, options, std::move(plan), writer.get(), progress,
-                                calibration);
-  FQ_RETURN_IF_ERROR(CopyModelFiles(checkpoint, writer.get()));
-  FQ_RETURN_IF_ERROR(quantizer.WriteTensors());
-  FQ_RETURN_IF_ERROR(
-      writer->WriteTextFile(kReportFileName, DumpJson(ReportJson(quantizer.report())) + "\n"));
-  FQ_RETURN_IF_ERROR(writer->Finish(quantizer.Config()));
-  if (place != output) FQ_RETURN_IF_ERROR(ReplaceFolder(place, output));
+                                calibration, output + kJournalSuffix);
+  const auto write_all = [&]() -> absl::Status {
+    FQ_RETURN_IF_ERROR(CopyModelFiles(checkpoint, writer.get()));
+    FQ_RETURN_IF_ERROR(quantizer.WriteTensors());
+    FQ_RETURN_IF_ERROR(
+        writer->WriteTextFile(kReportFileName, DumpJson(ReportJson(quantizer.report())) + "\n"));
+    FQ_RETURN_IF_ERROR(writer->Finish(quantizer.Config()));
+    return place != output ? ReplaceFolder(place, output) : absl::OkStatus();
+  };
+  const absl::Status status = write_all();
+  // A run that ends by itself, well or not, leaves nothing to take up.
+  quantizer.RemoveJournal();
+  FQ_RETURN_IF_ERROR(status);
   return quantizer.report();
 }
 

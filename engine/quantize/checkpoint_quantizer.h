@@ -35,6 +35,10 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const Checkpoint& checkpoint,
                                                   const QuantizeProgress& progress,
                                                   Calibration* calibration = nullptr);
 
+// Added to the output's name: the folder with the finished layers of a run that has not ended. A
+// run with the same input, options and calibration goes on from it; it is removed at the end.
+inline constexpr char kJournalSuffix[] = ".flashquant-layers";
+
 // Name of the JSON report in the output.
 inline constexpr char kReportFileName[] = "quantize_report.json";
 

@@ -61,6 +61,11 @@ absl::StatusOr<QuantizedMatrix> LayerQuantizer::Quantize(const std::string& laye
   return QuantizeMatrix(weights, n, k, options);
 }
 
+absl::Status LayerQuantizer::UseResult(const std::string& layer, const QuantizedMatrix& result) {
+  if (!IsCalibrated(layer)) return absl::OkStatus();
+  return calibration_->SetQuantized(layer, Dequantize(result));
+}
+
 absl::StatusOr<QuantizedMatrix> LayerQuantizer::QuantizeCalibrated(const std::string& layer,
                                                                    std::span<const float> weights,
                                                                    int64_t n, int64_t k) {

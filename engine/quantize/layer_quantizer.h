@@ -29,6 +29,9 @@ class LayerQuantizer final {
   absl::StatusOr<QuantizedMatrix> Quantize(const std::string& layer, std::span<const float> weights,
                                            int64_t n, int64_t k);
 
+  // Takes `result` as what Quantize gave for the layer.
+  absl::Status UseResult(const std::string& layer, const QuantizedMatrix& result);
+
   // Whether the calibration reaches the layer.
   bool IsCalibrated(const std::string& layer) const;
 

@@ -12,6 +12,7 @@
 #include "engine/quantize/layer_source.h"
 #include "kernels/backend_factory.h"
 #include "kernels/base/check.h"
+#include "kernels/base/crc32c.h"
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
 
@@ -64,6 +65,7 @@ absl::Status ModelCalibration::Init(std::span<const int32_t> tokens) {
                                   config_.vocab_size - 1, id);
     }
   }
+  tokens_checksum_ = Crc32c(tokens.data(), tokens.size_bytes());
   NameLayers();
   FQ_RETURN_IF_ERROR(PrepareBackend());
   return Embed(tokens);
@@ -282,10 +284,18 @@ absl::StatusOr<Calibration::Inputs> ModelCalibration::InputsOf(const std::string
 absl::Status ModelCalibration::SetQuantized(const std::string& layer, std::vector<float> weights) {
   const auto found = stages_.find(layer);
   if (found == stages_.end()) return InternalError("calibration: no layer {}", layer);
-  if (found->second.layer != current_layer_) return absl::OkStatus();  // the head
+  if (found->second.layer == config_.num_layers) return absl::OkStatus();  // the head
+  // A layer taken from a journal has not asked for its inputs.
+  FQ_RETURN_IF_ERROR(AdvanceTo(found->second.layer));
+  if (found->second.layer != current_layer_) return absl::OkStatus();
   if (found->second.part < kAttentionOutput) attention_.clear();
   quantized_[layer] = std::move(weights);
   return absl::OkStatus();
+}
+
+std::string ModelCalibration::fingerprint() const {
+  return fmt::format("{}, checksum {:08x}, backend {}", description(), tokens_checksum_,
+                     backend_->info().name);
 }
 
 std::string ModelCalibration::description() const {

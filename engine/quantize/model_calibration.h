@@ -49,6 +49,7 @@ class ModelCalibration final : public Calibration {
   absl::Status SetQuantized(const std::string& layer, std::vector<float> weights) override;
   int64_t num_tokens() const override { return num_windows_ * context_; }
   std::string description() const override;
+  std::string fingerprint() const override;
 
  private:
   // Linear layers that have the same input, and the joined weight that the model makes of them.
@@ -92,6 +93,7 @@ class ModelCalibration final : public Calibration {
   int32_t current_layer_ = 0;
   std::vector<std::string> layer_names_;
   std::map<std::string, Stage> stages_;
+  uint32_t tokens_checksum_ = 0;
   std::map<std::string, std::vector<float>> quantized_;  // of the current layer
   Hessian hessian_;
   Stage collected_{-1, -1};

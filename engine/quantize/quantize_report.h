@@ -41,6 +41,8 @@ struct QuantizeReport {
   std::vector<LayerReport> layers;  // quantized ones, in the order of the tensors
   std::vector<std::string> notes;
   int64_t tensor_bytes = 0;  // of the whole output
+  // Layers taken over from a run that was killed; not part of the JSON, which is the same without.
+  int64_t resumed_layers = 0;
 
   // All quantized layers as one; its name is "total".
   LayerReport Total() const;

@@ -230,6 +230,10 @@ absl::Status RunQuantize(const QuantizeFlags& flags) {
                           },
                           calibration.get()));
   if (flags.report || !flags.quiet) fmt::print("{}", ReportTable(report));
+  if (report.resumed_layers > 0) {
+    fmt::print("{}: {} layers were finished by an earlier run and taken over\n", flags.output,
+               report.resumed_layers);
+  }
   const LayerReport total = report.Total();
   fmt::print("{}: {} quantized layers, group size {}, stored density {:.3f}%, tensors {:.2f} MB\n",
              flags.output, report.layers.size(), report.group_size, 100 * total.stored_density(),
