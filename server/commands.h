@@ -10,6 +10,7 @@ namespace flashquant {
 void AddServeCommand(CLI::App& app, int* exit_code);
 void AddGenerateCommand(CLI::App& app, int* exit_code);
 void AddHealthCommand(CLI::App& app, int* exit_code);
+void AddLoadtestCommand(CLI::App& app, int* exit_code);
 void AddTokenCommand(CLI::App& app, int* exit_code);
 
 }  // namespace flashquant

@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
   flashquant::AddServeCommand(app, &exit_code);
   flashquant::AddGenerateCommand(app, &exit_code);
   flashquant::AddHealthCommand(app, &exit_code);
+  flashquant::AddLoadtestCommand(app, &exit_code);
   flashquant::AddTokenCommand(app, &exit_code);
   flashquant::AddQuantizeCommand(app, &exit_code);
   flashquant::AddInspectCommand(app, &exit_code);

@@ -179,6 +179,7 @@ class ThrowingListener final : public StreamListener {
   int num_calls_ = 0;  // engine thread, then after its end
 };
 
+// L11
 TEST_F(EngineEndsTest, AnExceptionWhileARequestIsEndedStillFailsTheEngine) {
   for (int first : {1, 2, 3, 10}) {
     Start(SmallConfig());

@@ -84,6 +84,7 @@ struct Variant {
 
 class EquivalenceTest : public testing::TestWithParam<Variant> {};
 
+// S3
 TEST_P(EquivalenceTest, EveryAnswerEqualsTheRequestAlone) {
   const Variant& variant = GetParam();
   EngineConfig config = Config();

@@ -43,6 +43,7 @@ TEST_F(EngineTest, ATokenOfTheEndSetEndsTheAnswerAndIsCounted) {
   EXPECT_THAT(answer.tokens, ElementsAreArray(all.begin(), all.begin() + 5));
 }
 
+// T10
 TEST_F(EngineTest, AnEndTokenAsTheFirstTokenGivesOneOutputToken) {
   Start(SmallConfig());
   dependencies_.eos_token_ids = {model_.Answer({7}, 0, 1)[0]};

@@ -124,6 +124,7 @@ TEST(MetricsTest, BucketsAreTheDocumentedOnesAndTokensEndAtTheContext) {
   }
 }
 
+// O4
 TEST(MetricsTest, OddValuesNeverReachTheExposition) {
   prometheus::Registry registry;
   Metrics metrics(registry, "story", 512);

@@ -68,6 +68,7 @@ TEST(StopCheckerTest, TheEndTokenEndsTheAnswerAndIsNotText) {
   EXPECT_EQ(run.verdict->text_bytes, 3);
 }
 
+// T11
 TEST(StopCheckerTest, IgnoreEosGoesOnToTheLimit) {
   StopConditions stop = Limit(4);
   stop.ignore_eos = true;
@@ -103,6 +104,7 @@ TEST(StopCheckerTest, AStopStringMaySpanTokensAndEndInsideOne) {
   EXPECT_EQ(Feed(stop, {0, 1, 3, 0}).verdict->text_bytes, 4);
 }
 
+// T8
 TEST(StopCheckerTest, AStopStringWinsOverTheLengthInTheSameToken) {
   StopConditions stop = Limit(2);
   stop.sequences = {"b"};
@@ -110,6 +112,7 @@ TEST(StopCheckerTest, AStopStringWinsOverTheLengthInTheSameToken) {
   EXPECT_EQ(Feed(stop, {0, 0}).verdict->reason, FinishReason::kLength);
 }
 
+// T6
 TEST(StopCheckerTest, TheEarliestEndWinsThenTheLonger) {
   StopConditions stop = Limit(10);
   stop.sequences = {"xyz", "y", "xy"};

@@ -1,4 +1,4 @@
-// The scheduler against the pretended model under thousands of random steps: arrivals, lengths,
+// The scheduler against the pretended model under a million random operations: arrivals, lengths,
 // cancels, pauses, a small pool, with and without run-ahead. After each step the invariants of
 // engine/README.md are checked; each answer must be the one of the sequence alone.
 #include <algorithm>
@@ -65,6 +65,7 @@ class RandomRun {
   }
   int64_t preemptions() const { return scheduler_.counters().preemptions; }
   int64_t discarded() const { return num_discarded_; }
+  int64_t operations() const { return num_operations_; }
 
  private:
   static SchedulerConfig ToConfig(const Scenario& scenario) {
@@ -80,6 +81,7 @@ class RandomRun {
   int Uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
 
   void Arrive() {
+    ++num_operations_;
     const int pool_tokens = scenario_.usable_blocks * scenario_.block_tokens;
     int prompt_tokens = Uniform(1, std::max(1, pool_tokens / 3));
     int max_output = Uniform(1, std::max(1, pool_tokens / 3));
@@ -105,12 +107,14 @@ class RandomRun {
   }
   void CancelOne() {
     if (live_.empty()) return;
+    ++num_operations_;
     const SequenceId id = AnyLive();
     scheduler_.Release(id, ReleaseReason::kCancelled);
     live_.erase(id);
     paused_.erase(id);
   }
   void SetPaused(SequenceId id, bool paused) {
+    ++num_operations_;
     scheduler_.SetPaused(id, paused);
     if (paused) {
       paused_.insert(id);
@@ -152,6 +156,7 @@ class RandomRun {
       oldest = id;
       break;
     }
+    ++num_operations_;
     const StepPlan& plan = scheduler_.Schedule();
     if (oldest) {
       EXPECT_EQ(scheduler_.Find(*oldest)->state, SequenceState::kRunning);
@@ -198,6 +203,7 @@ class RandomRun {
     }
   }
   void Commit() {
+    ++num_operations_;
     auto committed = scheduler_.Commit(*runner_.Collect());
     --in_flight_;
     ASSERT_THAT(committed, IsOk());
@@ -232,15 +238,19 @@ class RandomRun {
   int in_flight_ = 0;
   int num_finished_ = 0;
   int64_t num_discarded_ = 0;
+  int64_t num_operations_ = 0;
 };
 
 class SchedulerRandomTest : public testing::TestWithParam<Scenario> {};
 
+// S15: ten scenarios of at least 100,000 operations each (arrivals, cancels, pauses, plans,
+// commits).
 TEST_P(SchedulerRandomTest, KeepsItsInvariantsAndEveryAnswer) {
   const Scenario& scenario = GetParam();
   SCOPED_TRACE(fmt::format("seed {}", scenario.seed));
   RandomRun run(scenario);
-  run.Run(3000);
+  run.Run(50'000);
+  EXPECT_GE(run.operations(), 100'000);
   // The scenario must reach what it is there for.
   EXPECT_GT(run.preemptions(), 0);
   if (scenario.run_ahead) {

@@ -71,6 +71,7 @@ TEST_F(SchedulerTest, NeverMoreThanMaxSequencesRun) {
   EXPECT_EQ(scheduler_->num_waiting(), 2);
 }
 
+// R14
 TEST_F(SchedulerTest, ARequestOfExactlyThePoolsSizeRunsAlone) {
   SchedulerConfig config = Config();
   config.num_blocks = 6;  // 5 usable = 10 tokens
@@ -83,6 +84,7 @@ TEST_F(SchedulerTest, ARequestOfExactlyThePoolsSizeRunsAlone) {
   EXPECT_EQ(scheduler_->blocks_used(), 0);
 }
 
+// T15
 TEST_F(SchedulerTest, RowsArePaddedToTheBackendsMultiple) {
   SchedulerConfig config = Config();
   config.row_multiple = 8;
@@ -145,6 +147,7 @@ TEST_F(SchedulerTest, ASequenceWithoutYoungerVictimsSitsOut) {
   EXPECT_EQ(BlocksOf(younger), 2);
 }
 
+// S3
 TEST_F(SchedulerTest, AfterEightPreemptionsASequenceRunsToItsEnd) {
   SchedulerConfig config = Config();
   config.num_blocks = 8;  // 7 usable
@@ -206,6 +209,7 @@ TEST_F(SchedulerTest, APausedSequenceGivesItsBlocksToAnyOther) {
   EXPECT_THAT(Step(), ElementsAre(Pair(late, 1)));
 }
 
+// S4
 TEST_F(SchedulerTest, ReleaseGivesBackTheBlocksFromEveryState) {
   SchedulerConfig config = Config();
   config.num_blocks = 8;
@@ -225,6 +229,7 @@ TEST_F(SchedulerTest, ReleaseGivesBackTheBlocksFromEveryState) {
   EXPECT_THAT(Schedule(), IsEmpty());
 }
 
+// S4
 TEST_F(SchedulerTest, ReleaseInTheMiddleOfAPromptGivesBackTheBlocks) {
   Start(Config());
   const SequenceId id = Add(20, 3);

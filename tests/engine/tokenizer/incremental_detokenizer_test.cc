@@ -51,6 +51,7 @@ TEST(IncrementalDetokenizerTest, TokensMaySplitACodePointAnywhere) {
   }
 }
 
+// T2
 TEST(IncrementalDetokenizerTest, AnswerCutInsideACodePointEndsWithOneReplacement) {
   const std::vector<std::string> deltas = Deltas("a\xF0\x9F\x98");
   EXPECT_EQ(deltas.back(), kReplacement);
