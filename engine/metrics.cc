@@ -167,6 +167,8 @@ void Metrics::AuthFailed(AuthFailure reason) { auth_failures_[Index(reason)]->In
 
 void Metrics::ObserveStreamStall(Duration duration) { Observe(stream_stall_, duration); }
 
+void Metrics::ObserveCallbackDelay(Duration delay) { Observe(callback_delay_, delay); }
+
 void Metrics::SetModelLoadDuration(Duration duration) {
   Set(model_load_duration_, ToSeconds(duration));
 }

@@ -118,6 +118,7 @@ class Metrics final {
   void StreamAborted(StreamAbort reason);
   void AuthFailed(AuthFailure reason);
   void ObserveStreamStall(Duration duration);
+  void ObserveCallbackDelay(Duration delay);
 
   // Model, build, log: called at start.
   void SetModelLoadDuration(Duration duration);
@@ -200,6 +201,7 @@ class Metrics final {
   Counters<5> stream_aborts_{};
   Counters<4> auth_failures_{};
   prometheus::Histogram* stream_stall_ = nullptr;
+  prometheus::Histogram* callback_delay_ = nullptr;
 
   prometheus::Gauge* model_load_duration_ = nullptr;
   prometheus::Gauge* model_ready_ = nullptr;

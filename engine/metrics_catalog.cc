@@ -262,6 +262,9 @@ void Metrics::BuildModel(const Builder& builder, const Builder& global) {
   build_info_ = global.GaugeFamily("build_info", "Facts of the program as labels");
   global.Split<6>(&log_messages_, "log_messages_total", "Log lines by level", "level",
                   {"trace", "debug", "info", "warning", "error", "critical"});
+  callback_delay_ =
+      global.Histogram("grpc_callback_delay_seconds",
+                       "How late a task of gRPC's callback threads runs", ShortWaitBounds());
 }
 
 void Metrics::SetModelInfo(const std::string& quantization, const std::string& group_size,

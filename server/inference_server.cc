@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "kernels/base/status_macros.h"
+#include "server/callback_heartbeat.h"
 #include "server/delivery_thread.h"
 #include "server/inference_service.h"
 #include "server/live_calls.h"
@@ -66,6 +68,7 @@ class InferenceServer::Impl {
  public:
   Impl(const InferenceServerOptions& options, Metrics* metrics, const Clock* clock)
       : model_name_(options.model_name),
+        metrics_(metrics),
         submitter_(clock, metrics, options.slow_reader),
         delivery_(clock, options.slow_reader),
         environment_{&submitter_, &delivery_, &live_calls_, options.security},
@@ -91,6 +94,7 @@ class InferenceServer::Impl {
       return ResourceExhaustedError("cannot bind {}: port in use, not allowed, or no such address",
                                     options.address);
     }
+    if (metrics_ != nullptr) heartbeat_.emplace(metrics_);
     SetHealth(false);
     return absl::OkStatus();
   }
@@ -113,6 +117,7 @@ class InferenceServer::Impl {
   }
 
   const std::string model_name_;
+  Metrics* const metrics_;
   CallSubmitter submitter_;
   DeliveryThread delivery_;
   LiveCalls live_calls_;
@@ -125,6 +130,7 @@ class InferenceServer::Impl {
   Mutex health_mu_;  // gRPC's health service wants one caller at a time
   std::shared_ptr<grpc::ServerCredentials> credentials_;
   std::unique_ptr<grpc::Server> server_;
+  std::optional<CallbackHeartbeat> heartbeat_;
 };
 
 InferenceServer::InferenceServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

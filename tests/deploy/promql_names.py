@@ -13,7 +13,7 @@ OPERATORS = set("and or unless bool offset atan2 inf nan".split())
 BUILT_IN = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
 TARGET_LABELS = {"job", "instance"}
 # Families that describe the process and so have no label model.
-WITHOUT_MODEL = {"build_info", "log_messages_total"}
+WITHOUT_MODEL = {"build_info", "grpc_callback_delay_seconds", "log_messages_total"}
 
 TOKEN = re.compile(
     r"""\s+|\#[^\n]*|(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<number>\.?[0-9][0-9a-zA-Z.]*)"""
