@@ -1,6 +1,8 @@
 // flashquant: the one program. Subcommands only; each does its work in its own file and stores the
 // exit code.
 #include <exception>
+#include <iostream>
+#include <new>
 
 #include "CLI/CLI.hpp"
 #include "engine/base/exit_code.h"
@@ -30,6 +32,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     // CLI11 throws for --help and --version too, with code 0.
     return app.exit(error) == 0 ? 0 : flashquant::kExitUsage;
+  } catch (const std::bad_alloc&) {
+    std::cerr << "flashquant: out of memory\n";
+    return flashquant::kExitSystem;
   } catch (const std::exception& error) {
     std::cerr << "flashquant: " << error.what() << '\n';
     return flashquant::kExitInternal;
