@@ -282,7 +282,11 @@ ChatLayout ReadChatLayout(std::string_view text) {
   if (has_chatml) ReadChatMl(lines, code, &layout);
   if (has_llama3) ReadLlama3(code, &layout);
   if (has_inst) ReadLlama2(code, &layout);
-  if (has_inst && layout.kind == ChatLayout::Kind::kUnknown) ReadMistral(code, &layout);
+  if (has_inst && layout.kind == ChatLayout::Kind::kUnknown) {
+    ReadMistral(code, &layout);
+  } else if (ChatLayout other; has_inst && ReadMistralUser(code, &other)) {
+    return ChatLayout();  // both, one after the other: which one runs is not told by markers
+  }
   if (layout.kind == ChatLayout::Kind::kUnknown) return ChatLayout();
   layout.has_bos = Contains(code, "bos_token");
   layout.alternates = has_inst || Contains(code, "(message.role==\"user\")!=(");

@@ -269,6 +269,15 @@ TEST_F(ChatFamiliesTest, UnknownTemplatesAreNamedByTheirMarkersWithWhatIsAllowed
       HasSubstr("is mistral, but the tokenizer lacks its control tokens"));
 }
 
+// Either may be the one that runs; markers alone do not tell.
+TEST_F(ChatFamiliesTest, Llama2sTemplateFollowedByMistralsIsRefused) {
+  const std::string text = ReadData("templates/ct-llama-2-chat.jinja");
+  if (text.empty()) GTEST_SKIP() << "needs FQ_TEST_DATA: data/templates";
+  EXPECT_TRUE(Make(text).supported().ok());
+  EXPECT_EQ(Make(text + kMistralV1).name(), "unknown");
+  EXPECT_EQ(Make(kMistralV1 + text).name(), "unknown");
+}
+
 // Each is a known family with one thing that we do not lay out.
 TEST_F(ChatFamiliesTest, FamiliesWithOtherPartsAreNotGuessed) {
   const std::string v1 = kMistralV1;
