@@ -17,7 +17,8 @@ constexpr int32_t kCudaRowMultiple = 8;  // columns of a tensor-core tile
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const BackendOptions& options) {
   const int32_t row_multiple = options.row_multiple == 0 ? kCudaRowMultiple : options.row_multiple;
-  FQ_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, cuda::CudaBackend::Create(row_multiple));
+  FQ_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                      cuda::CudaBackend::Create(row_multiple, options.kernel_plans));
   return backend;
 }
 #else

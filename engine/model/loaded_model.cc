@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/checkpoint/kernel_plans.h"
 #include "engine/model/rope_table.h"
 #include "kernels/base/status_macros.h"
 
@@ -78,7 +79,11 @@ absl::StatusOr<LoadedModel> LoadModel(const Checkpoint& checkpoint, int32_t cont
     return FailedPreconditionError("context_length: above the model's context (limit {}, got {})",
                                    loaded.config.max_position, loaded.context_length);
   }
-  FQ_ASSIGN_OR_RETURN(loaded.backend, CreateBackend(backend_options));
+  BackendOptions options = backend_options;
+  if (options.kernel_plans.empty()) {
+    FQ_ASSIGN_OR_RETURN(options.kernel_plans, ReadModelKernelPlans(loaded.path));
+  }
+  FQ_ASSIGN_OR_RETURN(loaded.backend, CreateBackend(options));
   FQ_RETURN_IF_ERROR(CheckMemory(checkpoint, loaded));
   const std::vector<float> rope_table = MakeRopeTable(loaded.config, loaded.context_length);
   FQ_ASSIGN_OR_RETURN(loaded.model, DecoderModel::Load(checkpoint, loaded.config, rope_table,

@@ -1,21 +1,14 @@
 // flashquant bench kernel: times of the fused linear kernel on this machine's GPU, and the paper's
 // figures for this machine as tables, CSV and drawings (kernels/bench/).
 #include <algorithm>
-#include <cerrno>
-#include <charconv>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <memory>
-#include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <vector>
 
-#include "engine/checkpoint/file_reader.h"
+#include "engine/tools/bench_input.h"
 #include "engine/tools/commands.h"
 #include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
@@ -31,9 +24,6 @@ using bench::KernelBenchOptions;
 using bench::KernelShape;
 using bench::KernelTiming;
 
-constexpr int kMaxFeatures = 1 << 18;
-constexpr int64_t kMaxWeights = int64_t{1} << 33;
-constexpr size_t kMaxShapes = 1000;
 constexpr double kMaxDensity = 0.5;
 
 struct Flags {
@@ -46,100 +36,6 @@ struct Flags {
   std::string path = "auto";
   int shared_kb = 0;
 };
-
-// "4096x14336"; nothing when it is not of this form.
-std::optional<KernelShape> ParseShape(const std::string& text) {
-  KernelShape shape;
-  const char* const end = text.data() + text.size();
-  const auto [x, k_error] = std::from_chars(text.data(), end, shape.k);
-  if (k_error != std::errc() || x == end || *x != 'x') return std::nullopt;
-  const auto [rest, n_error] = std::from_chars(x + 1, end, shape.n);
-  if (n_error != std::errc() || rest != end) return std::nullopt;
-  return shape;
-}
-
-absl::Status CheckShape(const KernelShape& shape) {
-  const auto good = [](int features) {
-    return features >= 8 && features <= kMaxFeatures && features % 8 == 0;
-  };
-  if (!good(shape.k) || !good(shape.n) || int64_t{shape.k} * shape.n > kMaxWeights) {
-    return InvalidArgumentError(
-        "shape {}x{}; K and N are multiples of 8 up to {} with a product up to {}", shape.k,
-        shape.n, kMaxFeatures, kMaxWeights);
-  }
-  return absl::OkStatus();
-}
-
-// A list "KxN,KxN", or nothing when any item is none.
-std::vector<KernelShape> ShapesFromList(const std::string& text) {
-  std::vector<KernelShape> shapes;
-  std::istringstream items(text);
-  for (std::string item; std::getline(items, item, ',');) {
-    const std::optional<KernelShape> shape = ParseShape(item);
-    if (!shape.has_value()) return {};
-    shapes.push_back(*shape);
-  }
-  return shapes;
-}
-
-// One KxN a line; empty lines and what follows # are ignored.
-absl::StatusOr<std::vector<KernelShape>> ShapesFromFile(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) {
-    return NotFoundError("--shapes {}: neither KxN,KxN,... nor a file that can be read", path);
-  }
-  std::vector<KernelShape> shapes;
-  int number = 0;
-  for (std::string line; std::getline(file, line) && shapes.size() <= kMaxShapes;) {
-    ++number;
-    line = line.substr(0, line.find('#'));
-    std::erase_if(line, [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
-    if (line.empty()) continue;
-    const std::optional<KernelShape> shape = ParseShape(line);
-    if (!shape.has_value()) {
-      return InvalidArgumentError("{} line {}: not of the form KxN", path, number);
-    }
-    shapes.push_back(*shape);
-  }
-  if (shapes.empty()) return InvalidArgumentError("{}: no shapes", path);
-  return shapes;
-}
-
-absl::StatusOr<std::vector<KernelShape>> ParseShapes(const std::string& text) {
-  if (text.empty()) return std::vector<KernelShape>();
-  std::vector<KernelShape> shapes = ShapesFromList(text);
-  if (shapes.empty()) {
-    FQ_ASSIGN_OR_RETURN(shapes, ShapesFromFile(text));
-  }
-  if (shapes.size() > kMaxShapes) {
-    return InvalidArgumentError("{} shapes; at most {}", shapes.size(), kMaxShapes);
-  }
-  for (const KernelShape& shape : shapes) FQ_RETURN_IF_ERROR(CheckShape(shape));
-  return shapes;
-}
-
-absl::Status WriteText(const std::string& path, std::string_view text) {
-  std::FILE* const file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) return ErrnoStatus(errno, path, "create");
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const int error_number = errno;
-  const bool closed = std::fclose(file) == 0;
-  if (!written || !closed) return ErrnoStatus(written ? errno : error_number, path, "write");
-  return absl::OkStatus();
-}
-
-// So that minutes of measuring do not end with a name that cannot be written; the file stays as it
-// is, or is not there, until then.
-absl::Status CheckWritable(const std::string& path) {
-  if (path.empty()) return absl::OkStatus();
-  std::error_code ignored;
-  const bool existed = std::filesystem::exists(path, ignored);
-  std::FILE* const file = std::fopen(path.c_str(), "ab");
-  if (file == nullptr) return ErrnoStatus(errno, path, "create");
-  std::fclose(file);
-  if (!existed) std::filesystem::remove(path, ignored);
-  return absl::OkStatus();
-}
 
 std::string CsvOf(const std::vector<KernelTiming>& timings) {
   std::string out =
@@ -248,7 +144,7 @@ bench::WeightCopies CopiesOf(const Flags& flags) {
 
 absl::Status RunBenchKernel(const Flags& flags) {
   FQ_RETURN_IF_ERROR(CheckFlags(flags));
-  FQ_ASSIGN_OR_RETURN(const std::vector<KernelShape> shapes, ParseShapes(flags.shapes));
+  FQ_ASSIGN_OR_RETURN(const std::vector<KernelShape> shapes, ParseKernelShapes(flags.shapes));
   if (flags.figure != 0) {
     bench::FigureOptions options;
     options.shapes = shapes;
@@ -275,6 +171,7 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
   CLI::App* bench = app.add_subcommand("bench", "Measure kernels or the engine on this machine");
   bench->require_subcommand(1);
   AddBenchEngineCommand(*bench, exit_code);
+  AddBenchTuneCommand(*bench, exit_code);
   auto flags = std::make_shared<Flags>();
   CLI::App* command = bench->add_subcommand(
       "kernel",

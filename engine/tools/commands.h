@@ -16,5 +16,6 @@ void AddCompleteCommand(CLI::App& app, int* exit_code);
 void AddBenchCommand(CLI::App& app, int* exit_code);
 // Of the command `bench`.
 void AddBenchEngineCommand(CLI::App& bench, int* exit_code);
+void AddBenchTuneCommand(CLI::App& bench, int* exit_code);
 
 }  // namespace flashquant

@@ -84,13 +84,15 @@ class Layer {
         return Launch(i, activations, timing->m, stream);
       });
       const std::string text = PlanText(plan);
-      if (options_.sweep && us > 0) {
+      if (options_.sweep && options_.print_sweep && us > 0) {
         std::printf("  sweep %dx%d m %d %s: %.2f us\n", layout_.k, layout_.n, timing->m,
                     text.c_str(), us);
       }
       if (us > 0 && (timing->us == 0 || us < timing->us)) {
         timing->us = us;
         timing->plan = text;
+        timing->best = plan;
+        timing->num_sms = device_.num_sms;
       }
     }
   }

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/linear_w4a16/plan.h"
+
 namespace flashquant::bench {
 
 struct KernelShape {
@@ -34,7 +36,8 @@ struct KernelBenchOptions {
   bool clusters = true;      // that join their blocks' sums
   bool programmatic = true;  // dependent launch
   bool bank_order = true;    // of outlier slots; false: by position
-  bool sweep = false;        // many plans instead of the planner's; prints each
+  bool sweep = false;        // many plans instead of the planner's
+  bool print_sweep = true;   // each of them
 };
 
 inline constexpr int kMaxRows = 128;
@@ -51,6 +54,8 @@ struct KernelTiming {
   double dense_us = 0;    // this kernel without outliers
   double unfused_us = 0;  // the same, then cuSPARSE adds the outliers
   std::string plan;
+  cuda::LinearPlan best;  // the same
+  int num_sms = 0;
 
   double gb_per_s() const { return us == 0 ? 0 : static_cast<double>(bytes) / us * 1e-3; }
   double stream_share() const { return us == 0 ? 0 : stream_us / us; }

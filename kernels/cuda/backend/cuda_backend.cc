@@ -17,7 +17,8 @@ constexpr int64_t kReservedBytes = int64_t{512} << 20;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_multiple) {
+absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_multiple,
+                                                                 std::vector<TunedPlan> plans) {
   FQ_ASSIGN_OR_RETURN(DeviceProperties device, OpenDevice());
   std::unique_ptr<CudaBackend> backend(new CudaBackend(std::move(device), row_multiple));
   FQ_RETURN_IF_ERROR(
@@ -25,7 +26,8 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_mul
   FQ_ASSIGN_OR_RETURN(UploadRing uploads, UploadRing::Create(backend->stream_));
   backend->uploads_ = std::make_unique<UploadRing>(std::move(uploads));
   FQ_ASSIGN_OR_RETURN(backend->dense_linear_, DenseLinear::Create(backend.get(), backend->stream_));
-  FQ_ASSIGN_OR_RETURN(backend->fused_linear_, FusedLinear::Create(backend.get(), backend->stream_));
+  FQ_ASSIGN_OR_RETURN(backend->fused_linear_,
+                      FusedLinear::Create(backend.get(), backend->stream_, std::move(plans)));
   const bool has_clusters = backend->device_.compute_major >= 9;
   backend->attention_ = std::make_unique<AttentionStep>(
       backend.get(), backend->stream_, has_clusters, backend->device_.num_multiprocessors);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/backend/attention_step.h"
@@ -22,8 +23,10 @@ namespace flashquant::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // row_multiple >= 1. UNAVAILABLE when there is no device that this build can use.
-  static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(int32_t row_multiple);
+  // row_multiple >= 1; plans: of DeviceShape::tuned_plans. UNAVAILABLE when there is no device that
+  // this build can use.
+  static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(int32_t row_multiple,
+                                                             std::vector<TunedPlan> plans = {});
   ~CudaBackend() override;
 
   BackendInfo info() const override;

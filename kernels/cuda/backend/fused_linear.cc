@@ -67,9 +67,11 @@ absl::Status Grow(int64_t num_bytes, Backend* backend, DeviceBuffer* buffer) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FusedLinear>> FusedLinear::Create(Backend* backend,
-                                                                 cudaStream_t stream) {
-  std::unique_ptr<FusedLinear> linear(new FusedLinear(backend, stream));
+                                                                 cudaStream_t stream,
+                                                                 std::vector<TunedPlan> plans) {
+  std::unique_ptr<FusedLinear> linear(new FusedLinear(backend, stream, std::move(plans)));
   FQ_RETURN_IF_ERROR(ToStatus(QueryDeviceShape(&linear->device_), "device limits"));
+  linear->device_.tuned_plans = linear->tuned_plans_;
   int device = 0;
   FQ_RETURN_IF_ERROR(ToStatus(cudaGetDevice(&device), "device"));
   FQ_RETURN_IF_ERROR(ToStatus(

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
@@ -30,7 +32,8 @@ struct FusedWeight {
 // sized by Pack for the largest layer, and scratch memory that grows when it is first needed.
 class FusedLinear final {
  public:
-  static absl::StatusOr<std::unique_ptr<FusedLinear>> Create(Backend* backend, cudaStream_t stream);
+  static absl::StatusOr<std::unique_ptr<FusedLinear>> Create(Backend* backend, cudaStream_t stream,
+                                                             std::vector<TunedPlan> plans);
 
   // nullopt when the kernel does not take this layer: a part that is not INT4, N or K not a
   // multiple of 8, N above 2 million, parts that cannot be joined, no plan for this device. Errors
@@ -47,7 +50,8 @@ class FusedLinear final {
   absl::StatusOr<const void*> Unpack(const FusedWeight& weight);
 
  private:
-  FusedLinear(Backend* backend, cudaStream_t stream) : backend_(backend), stream_(stream) {}
+  FusedLinear(Backend* backend, cudaStream_t stream, std::vector<TunedPlan> plans)
+      : backend_(backend), stream_(stream), tuned_plans_(std::move(plans)) {}
   // Without bytes: the kernel does not take the layer.
   absl::StatusOr<FusedWeight> PackOnHost(std::span<const LinearPart> parts) const;
   absl::StatusOr<FusedWeight> PackOnGpu(std::span<const LinearPart> parts);
@@ -58,6 +62,7 @@ class FusedLinear final {
 
   Backend* const backend_;
   const cudaStream_t stream_;
+  const std::vector<TunedPlan> tuned_plans_;
   DeviceShape device_;
   int compute_major_ = 0;
   DeviceBuffer unpack_tables_;

@@ -81,9 +81,10 @@ int64_t PlanFixedSharedBytes(const PackedLayout& layout, const LinearPlan& plan,
 
 LinearPlan ChooseLinearPlan(const PackedLayout& layout, int m, const DeviceShape& device) {
   if (std::optional<LinearPlan> tuned = FindTunedPlan(layout, BatchBlocks(m), device)) {
-    if (IsPossible(*tuned, device)) {
+    if (tuned->num_ranks >= 1 && tuned->num_ranks <= layout.num_units && tuned->num_warps >= 1 &&
+        tuned->num_warps <= kMaxWarpsPerBlock && IsPossible(*tuned, device)) {
       SetSplits(layout, device, &*tuned);
-      if (NumStages(layout, *tuned, m, device) > 0) return *tuned;
+      if (CanNumberUnits(layout, *tuned) && NumStages(layout, *tuned, m, device) > 0) return *tuned;
     }
   }
   LinearPlan best;

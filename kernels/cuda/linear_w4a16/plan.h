@@ -5,7 +5,9 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
+#include "kernels/base/tuned_plan.h"
 #include "kernels/cuda/linear_w4a16/packed_format.h"
 
 namespace flashquant::cuda {
@@ -20,6 +22,9 @@ struct DeviceShape {
   // [r]: clusters of r blocks that run at once, one block per SM. SMs come in groups whose sizes
   // differ, so that this is less than num_sms / r. All 0: the device has no clusters.
   std::array<int, kMaxClusterRanks + 1> max_clusters{};
+  // Measured by the user (`flashquant bench tune`), in any order; they go before the planner's own
+  // (tuned_plans.h), and what does not fit is passed over.
+  std::span<const TunedPlan> tuned_plans{};
 };
 
 struct LinearPlan {

@@ -157,6 +157,34 @@ TEST(PlanTest, ADeviceWithTooLittleSharedMemoryHasNoPlan) {
   EXPECT_EQ(ChooseLinearPlan(layout, 8, Device(100, 8, false)).num_splits, 0);
 }
 
+TEST(PlanTest, PlansThatTheUserMeasuredGoFirstAndAreOnlyTakenWhereTheyFit) {
+  DeviceShape device = Device(132, 227, true);
+  const PackedLayout layout = Layout(2048, 4096, 128, false, 1024);
+  const LinearPlan own = ChooseLinearPlan(layout, 8, device);
+  const TunedPlan good = {132, 2048, 4096, 1, 2, false, 7};
+  TunedPlan others[] = {good, good, good, good, good, good};
+  others[0].num_sms = 131;
+  others[1].n = 4104;
+  others[2].batch_blocks = 2;
+  others[3].num_ranks = 9;  // of 8 units of K
+  others[4].num_warps = kMaxWarpsPerBlock + 1;
+  others[5].num_ranks = 9;
+  others[5].cluster_join = true;
+  for (const TunedPlan& other : others) {
+    device.tuned_plans = {&other, 1};
+    const LinearPlan plan = ChooseLinearPlan(layout, 8, device);
+    EXPECT_EQ(plan.num_ranks, own.num_ranks);
+    EXPECT_EQ(plan.num_warps, own.num_warps);
+    EXPECT_EQ(plan.cluster_join, own.cluster_join);
+  }
+  device.tuned_plans = {&good, 1};
+  const LinearPlan plan = ChooseLinearPlan(layout, 8, device);
+  EXPECT_EQ(plan.num_ranks, 2);
+  EXPECT_EQ(plan.num_warps, 7);
+  EXPECT_FALSE(plan.cluster_join);
+  EXPECT_GE(plan.num_splits, 1);
+}
+
 TEST(PlanTest, ALayerOfMoreUnitsThanTheKernelCanNumberHasNoPlan) {
   const DeviceShape device = Device(132, 227, true);
   for (const auto& [k, n] : {std::pair<int64_t, int64_t>{4096 * kUnitK, 8},  // units of a strip
