@@ -211,6 +211,28 @@ TEST_F(RawClientTest, BrokenFramesEndTheConnection) {  // N8, R38
   }
 }
 
+// The connection stays open and nothing is ever read or answered, as with a frozen process or a
+// host that is gone.
+TEST(KeepaliveTest, ClientThatAnswersNoPingIsCutAndItsCallEnds) {  // N2, N7
+  TestServerOptions options;
+  options.server.keepalive = 1s;
+  options.server.keepalive_timeout = 1s;
+  TestServer server(options);
+  server.runner().CloseGate();
+  RawConnection connection(server);
+  connection.OpenHttp2();
+  const std::string message = TextRequest("frozen", 50).SerializeAsString();
+  connection.Send(CallHeaders(1, 0) +
+                  Frame(kData, kEndStream, 1,
+                        std::string("\0\0\0\0", 4) + static_cast<char>(message.size()) + message));
+  ASSERT_TRUE(Eventually([&] { return server.server().live_calls() == 1; }));
+  server.runner().WaitUntilAtGate();
+  connection.UntilClosed();
+  server.runner().OpenGate();
+  EXPECT_EQ(server.LeakCheck(), "");
+  EXPECT_EQ(server.Scrape().Sum("flashquant_requests_finished_total", {{"code", "CANCELLED"}}), 1);
+}
+
 TEST(StreamLimitTest, CallsOverTheLimitOfAConnectionWaitInTheClient) {  // N9
   TestServerOptions options;
   options.server.max_streams_per_connection = 2;

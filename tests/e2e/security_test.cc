@@ -295,7 +295,7 @@ TEST_F(TlsTest, ProbeKnowsALivingListener) {  // N11
 }
 
 // What the watchdog of serve does, with a step that hangs as long as the test wants.
-TEST(StuckEngineTest, CallsAreEndedByTheServerItself) {  // S16, G7, L10
+TEST(StuckEngineTest, CallsAreEndedByTheServerItself) {  // S16, G7
   TestServerOptions options;
   options.engine.max_sequences = 1;
   TestServer server(options);

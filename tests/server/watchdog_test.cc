@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "server/listener_probe.h"
+#include "server/shutdown.h"
 
 namespace flashquant {
 namespace {
@@ -79,6 +80,20 @@ TEST(WatchListenerTest, ThreeFailuresInARowAreDeaf) {  // N11
   MutexLock lock(&mu);
   while (!deaf) ASSERT_TRUE(changed.WaitUntil(&mu, std::chrono::steady_clock::now() + 20s));
   EXPECT_EQ(looks, script.size());
+}
+
+TEST(HardExitTimerDeathTest, EndsAProcessWhoseShutdownHangs) {  // L10
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_EXIT(
+      {
+        const HardExitTimer timer(10ms, 70);
+        Mutex mu;
+        CondVar never;
+        MutexLock lock(&mu);
+        for (;;) never.Wait(&mu);
+      },
+      ::testing::ExitedWithCode(70), "shutdown hangs, ending the process");
+  const HardExitTimer in_time(3600s, 70);  // does nothing
 }
 
 TEST(PeriodicCheckTest, EndsWhileItWaits) {
