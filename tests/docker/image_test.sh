@@ -55,7 +55,7 @@ expect() {  # expect WHAT COMMAND...
   if "$@"; then echo "ok: ${what}"; else echo "FAILED: ${what}"; failures=$((failures + 1)); fi
 }
 seconds_since() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN {printf "%.2f", b - a}'; }
-bytes_of() { du -sxb --apparent-size "$1" | cut -f1; }
+files_of() { find "$1" -xdev -type f -printf '%P %s\n' | sort; }
 
 make_base_tarball bookworm "${work}"
 if ! b inspect --type image localhost/fq-base >/dev/null 2>&1; then
@@ -92,7 +92,7 @@ build() {
   fi
   [[ -z "${package}" ]] || replace_build_stage
   start="$(date +%s.%N)"
-  b build "${arguments[@]}" -f "docker/${kind}.Dockerfile" -t "localhost/flashquant:${kind}" "${context}" \
+  b build "${arguments[@]}" -f "${context}/docker/${kind}.Dockerfile" -t "localhost/flashquant:${kind}" "${context}" \
     >"${store}/build-${kind}.log" 2>&1 || { tail -n 40 "${store}/build-${kind}.log" >&2; exit 1; }
   echo "built in $(seconds_since "${start}") s"
 }
@@ -101,10 +101,13 @@ build() {
 container="$(b from --pull-never "localhost/flashquant:${kind}")"
 root="$(b mount "${container}")"
 base="$(b from --pull-never localhost/fq-base)"
-base_bytes="$(bytes_of "$(b mount "${base}")")"
+files_of "$(b mount "${base}")" >"${store}/base.txt"
 b rm "${base}" >/dev/null
-added_mb=$((($(bytes_of "${root}") - base_bytes + 999999) / 1000000))
-echo "base $((base_bytes / 1000000)) MB, image adds ${added_mb} MB"
+# Files that are new or of another size; what the image removed of its base does not count against them.
+files_of "${root}" | comm -13 "${store}/base.txt" - >"${store}/added-${kind}.txt"
+added_mb="$(awk '{sum += $NF} END {printf "%d", (sum + 999999) / 1000000}' "${store}/added-${kind}.txt")"
+echo "image adds ${added_mb} MB in $(wc -l <"${store}/added-${kind}.txt") files, whole image" \
+  "$(files_of "${root}" | awk '{sum += $NF} END {printf "%d", sum / 1000000}') MB"
 expect "adds less than ${limit_mb} MB" test "${added_mb}" -lt "${limit_mb}"
 setting() { b inspect --type image --format "$1" "localhost/flashquant:${kind}"; }
 expect "runs as 65532" test "$(setting '{{.Docker.Config.User}}')" = 65532:65532
