@@ -16,7 +16,7 @@ nvcc="${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}"
 # A few words outside the main loop; more would be in it. At 32 rows, where a thread needs all its
 # registers, some are there: known, and the next thing to mend.
 kMaxSpillBytes=16
-kMaxSpillBytesAt32Rows=48
+kMaxSpillBytesAt32Rows=64
 kRegisters=65536
 
 jobs=()
