@@ -1,3 +1,4 @@
+// See stream_rate.h.
 #include "kernels/bench/stream_rate.h"
 
 #include "kernels/bench/device_memory.cuh"
