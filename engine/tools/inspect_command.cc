@@ -17,7 +17,9 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/file_reader.h"
 #include "engine/checkpoint/quantized_tensors.h"
+#include "engine/quantize/random_checkpoint.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/memory_plan.h"
 #include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/format/tile_coo_file.h"
@@ -244,19 +246,78 @@ absl::Status InspectTileCooFile(const std::string& path) {
   return absl::OkStatus();
 }
 
+struct PlanFlags {
+  std::string gpu_memory;
+  std::string reserve = "1GiB";
+  MemoryPlanOptions options;
+};
+
+void AddPlanFlags(CLI::App* command, CLI::Option* plan, PlanFlags* flags) {
+  command->add_option("--gpu-memory", flags->gpu_memory, "of the card, as in 24GiB")->needs(plan);
+  command->add_option("--gpu-reserve", flags->reserve, "of it for driver, desktop and others")
+      ->needs(plan)
+      ->capture_default_str();
+  command->add_option("--max-sequences", flags->options.max_sequences, "sequences at once")
+      ->needs(plan)
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command
+      ->add_option("--max-length", flags->options.context_length,
+                   "tokens of a sequence, 0 = the model's")
+      ->needs(plan)
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--token-budget", flags->options.token_budget, "tokens of a step")
+      ->needs(plan)
+      ->check(CLI::Range(1, 1 << 17))
+      ->capture_default_str();
+}
+
+absl::Status PlanMemory(const std::string& path, const PlanFlags& flags) {
+  int64_t card = 0;
+  if (!flags.gpu_memory.empty()) {
+    FQ_ASSIGN_OR_RETURN(card, ParseMemorySize(flags.gpu_memory));
+  }
+  FQ_ASSIGN_OR_RETURN(const int64_t reserve, ParseMemorySize(flags.reserve));
+  const auto print = [&](const Checkpoint& checkpoint) -> absl::Status {
+    FQ_ASSIGN_OR_RETURN(const MemoryPlan plan, MakeMemoryPlan(checkpoint, flags.options));
+    fmt::print("{}", DescribeMemoryPlan(plan, flags.options, card, reserve));
+    return absl::OkStatus();
+  };
+  if (!path.ends_with(".json")) {
+    FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(path));
+    return print(checkpoint);
+  }
+  for (const bool int4 : {true, false}) {
+    FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                        MakeRandomCheckpoint(path, {.int4 = int4, .quantize = {}}));
+    fmt::print("{}\n", int4 ? "INT4 with 1% outliers" : "\nBF16");
+    FQ_RETURN_IF_ERROR(print(checkpoint));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void AddInspectCommand(CLI::App& app, int* exit_code) {
   struct Flags {
     std::string path;
     bool verify = false;
+    bool plan = false;
+    PlanFlags plan_flags;
   };
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("inspect", "Show and check a checkpoint or a .tcoo file");
   command->add_option("path", flags->path, "checkpoint folder or FILE.tcoo")->required();
   command->add_flag("--verify", flags->verify, "read everything; check every checksum and rule");
+  CLI::Option* const plan = command->add_flag(
+      "--plan", flags->plan,
+      "what serving it takes of a GPU's memory, with no GPU needed; the path may also be a "
+      "config.json, which is planned in INT4 with 1% outliers and in BF16");
+  AddPlanFlags(command, plan, &flags->plan_flags);
   command->callback([flags, exit_code] {
     *exit_code = RunTool([&] {
+      if (flags->plan) return PlanMemory(flags->path, flags->plan_flags);
       return flags->path.ends_with(".tcoo") ? InspectTileCooFile(flags->path)
                                             : InspectFolder(flags->path, flags->verify);
     });

@@ -332,6 +332,37 @@ TEST(InspectCommandTest, TileCooFileIsShownAndABrokenOneRefused) {
   EXPECT_FALSE(bad.empty());
 }
 
+TEST(InspectCommandTest, PlanSaysWhetherAModelFitsACardAndWhatToDoElse) {
+  const auto plan = [](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"inspect", "deploy/demo-model", "--plan"});
+    return RunCommand(flags);
+  };
+  EXPECT_THAT(plan({}).out, HasSubstr("KV, 64 x 512 tokens"));
+  EXPECT_THAT(plan({"--gpu-memory", "2GiB"}).out, HasSubstr(": fits, "));
+  EXPECT_THAT(plan({"--gpu-memory", "1100MiB"}).out, HasSubstr("fits with a smaller KV pool"));
+  EXPECT_THAT(plan({"--gpu-memory", "1GiB"}).out, HasSubstr("does not fit"));
+  EXPECT_THAT(plan({"--gpu-memory", "1GiB", "--gpu-reserve", "512MiB"}).out, HasSubstr(": fits, "));
+  EXPECT_THAT(plan({"--max-sequences", "1", "--max-length", "16"}).out,
+              HasSubstr("KV, 1 x 16 tokens"));
+  EXPECT_EQ(plan({"--max-length", "100000"}).exit_code, 78);
+  EXPECT_EQ(plan({"--gpu-memory", "12apples"}).exit_code, 64);
+  EXPECT_EQ(RunCommand({"inspect", "deploy/demo-model", "--gpu-memory", "2GiB"}).exit_code, 64);
+}
+
+TEST(InspectCommandTest, PlanOfAConfigurationAloneComparesInt4WithBfloat16) {
+  FQ_SKIP_WITHOUT_SHARED_DATA("data/configs");
+  const std::string config = SharedDataPath("data/configs/qwen2.5-14b.config.json");
+  const std::string out = RunCommand({"inspect", config, "--plan", "--gpu-memory", "24GiB",
+                                      "--max-sequences", "8", "--max-length", "4096"})
+                              .out;
+  const size_t bfloat16 = out.find("BF16");
+  ASSERT_NE(bfloat16, std::string::npos);
+  EXPECT_THAT(out.substr(0, bfloat16), HasSubstr(": fits, "));
+  EXPECT_THAT(out.substr(bfloat16), HasSubstr("does not fit"));
+  // 48 layers x 2 x 8 heads of 128 in two bytes, 8 x 4096 tokens and a null block of 16.
+  EXPECT_THAT(out, HasSubstr("KV, 8 x 4096 tokens                    6.003 GiB"));
+}
+
 TEST(InspectCommandTest, MissingFolderAndMissingFileAreNoInput) {
   EXPECT_EQ(RunCommand({"inspect", "/nonexistent/folder"}).exit_code, 66);
   EXPECT_EQ(RunCommand({"inspect", "/nonexistent/file.tcoo"}).exit_code, 66);
