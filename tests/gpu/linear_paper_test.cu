@@ -10,6 +10,7 @@
 #include "kernels/cuda/linear_paper/paper_launch.h"
 #include "tests/gpu/device_layer.cuh"
 #include "tests/gpu/fp64_product.cuh"
+#include "tests/gpu/output_check.h"
 
 namespace flashquant::gpu_test {
 
@@ -17,21 +18,7 @@ using namespace bench;
 
 namespace {
 
-constexpr double kTolerance = 2.5e-3;  // BF16 output rounding alone is about 1.7e-3
-constexpr int kMaxM = 40;              // more than one pass
-constexpr int kGuard = 8;              // columns and rows of y that nobody may write
-constexpr uint16_t kPoison = 0x7fc1;   // a NaN
-
-int num_checks = 0;
-int num_failures = 0;
-double worst = 0.0;
-
-void Check(bool ok, const std::string& what) {
-  ++num_checks;
-  if (ok) return;
-  ++num_failures;
-  if (num_failures <= 40) std::printf("FAILED: %s\n", what.c_str());
-}
+constexpr int kMaxM = 40;  // more than one pass
 
 int Threads() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
@@ -103,26 +90,7 @@ class Case {
 
  private:
   void Compare(const std::vector<uint16_t>& y, int m, const std::string& name) {
-    double error = 0.0;
-    double norm = 0.0;
-    bool guards = true;
-    for (int row = 0; row < kMaxM + kGuard; ++row) {
-      for (int n = 0; n < y_stride_; ++n) {
-        const uint16_t bits = y[static_cast<size_t>(row * y_stride_ + n)];
-        if (row >= m || n >= problem_.spec.n) {
-          guards = guards && bits == kPoison;
-          continue;
-        }
-        const double want = reference_[static_cast<size_t>(row * problem_.spec.n + n)];
-        const double got = FromBf16(bits);
-        error += (got - want) * (got - want);
-        norm += want * want;
-      }
-    }
-    const double relative = std::sqrt(error / norm);
-    worst = std::max(worst, relative);
-    Check(relative <= kTolerance, name + ": relative error " + std::to_string(relative));
-    Check(guards, name + ": wrote outside y");
+    CompareWithReference(y, y_stride_, reference_, m, problem_.spec.n, name);
   }
 
   Problem problem_;
@@ -176,7 +144,7 @@ int Main(bool quick) {
   }
   FQ_CUDA_OK(cudaDeviceSynchronize());
   std::printf("paper's mapping: %d checks, %d failed, worst relative error %.2e\n", num_checks,
-              num_failures, worst);
+              num_failures, worst_error);
   return num_failures == 0 ? 0 : 1;
 }
 

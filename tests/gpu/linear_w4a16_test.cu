@@ -11,26 +11,13 @@
 #include "kernels/cuda/linear_w4a16/shared_layout.h"
 #include "tests/gpu/device_layer.cuh"
 #include "tests/gpu/fp64_product.cuh"
+#include "tests/gpu/output_check.h"
 
 namespace flashquant::gpu_test {
 
 using namespace bench;
 
 namespace {
-
-constexpr double kTolerance = 2.5e-3;  // BF16 output rounding alone is about 1.7e-3
-constexpr int kGuard = 8;              // columns and rows of y that nobody may write
-constexpr uint16_t kPoison = 0x7fc1;   // a NaN
-
-int num_checks = 0;
-int num_failures = 0;
-
-void Check(bool ok, const std::string& what) {
-  ++num_checks;
-  if (ok) return;
-  ++num_failures;
-  if (num_failures <= 40) std::printf("FAILED: %s\n", what.c_str());
-}
 
 __global__ void CountDifferencesKernel(const uint16_t* a, const uint16_t* b, int64_t count,
                                        unsigned* differences) {
@@ -113,40 +100,12 @@ class Case {
     Check(error == cudaSuccess, name + ": " + cudaGetErrorString(error));
     if (error != cudaSuccess) return;
     FQ_CUDA_OK(cudaDeviceSynchronize());
-    CompareWithReference(m, name);
+    CompareWithReference(y_.ToHost(), y_stride_, reference_, m, spec().n, name);
     bool counters_zero = true;
     for (uint32_t counter : plan.scratch.counters.ToHost())
       counters_zero = counters_zero && counter == 0;
     Check(counters_zero, name + ": counters not left zero");
   }
-
- private:
-  void CompareWithReference(int m, const std::string& name) {
-    const std::vector<uint16_t> y = y_.ToHost();
-    double error = 0.0;
-    double norm = 0.0;
-    bool guards = true;
-    for (int row = 0; row < kMaxM + kGuard; ++row) {
-      for (int n = 0; n < y_stride_; ++n) {
-        const uint16_t bits = y[static_cast<size_t>(row * y_stride_ + n)];
-        if (row >= m || n >= spec().n) {
-          guards = guards && bits == kPoison;
-          continue;
-        }
-        const double want = reference_[static_cast<size_t>(row * spec().n + n)];
-        const double got = FromBf16(bits);
-        error += (got - want) * (got - want);
-        norm += want * want;
-      }
-    }
-    const double relative = std::sqrt(error / norm);
-    worst_ = std::max(worst_, relative);
-    Check(relative <= kTolerance, name + ": relative error " + std::to_string(relative));
-    Check(guards, name + ": wrote outside y");
-  }
-
- public:
-  static double worst_;
 
  private:
   Problem problem_;
@@ -158,8 +117,6 @@ class Case {
   int y_stride_;
   std::vector<double> reference_;
 };
-
-double Case::worst_ = 0.0;
 
 // The planner's choice for `m` rows on this device, or on one with `shared_kb` and no clusters.
 Planned Choose(const Case& c, int m, int shared_kb = 0) {
@@ -399,7 +356,7 @@ int Main(bool quick) {
   FQ_CUDA_OK(cudaDeviceSynchronize());
   std::printf(
       "linear_w4a16 correctness: %d checks, %d failed, worst relative error %.2e, %.0f CPU s\n",
-      num_checks, num_failures, Case::worst_,
+      num_checks, num_failures, worst_error,
       static_cast<double>(std::clock()) / CLOCKS_PER_SEC - start);
   return num_failures == 0 ? 0 : 1;
 }
