@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # An 8B model's shapes with random weights, written, loaded and served on this machine's GPU:
 #   tests/gpu/serve.sh [--prebuilt DIR]
-# Prints the time to readiness, tokens/s of 8, 16 and 64 clients at once, and fails when a client or
-# the server does, or when KV blocks are in use at the end. FQ_WORK_DIR: where 6 GB are written,
-# default /dev/shm. --prebuilt DIR: the program and DIR/lib, logs to DIR/logs.
+# Prints the time to readiness, tokens/s of 8, 16 and 64 clients at once beside `bench engine` at 64,
+# and latencies under the Azure conversation trace at 50, 80 and 95% of what 64 calls at once get.
+# Fails when a call or the server does, or when KV blocks are in use at the end.
+# FQ_WORK_DIR: where 6 GB are written, default /dev/shm. FQ_TEST_DATA: folder with data/traces,
+# default ../shared; without it the trace is left out, by name.
+# --prebuilt DIR: the program and DIR/lib, logs to DIR/logs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -18,6 +21,8 @@ fi
 logs="$build/logs"
 mkdir -p "$logs"
 work="$(mktemp -d "${FQ_WORK_DIR:-/dev/shm}/fq_serve_XXXXXX")"
+trace="${FQ_TEST_DATA:-../shared}/data/traces/AzureLLMInferenceTrace_conv.csv"
+backend="${FQ_BACKEND:-cuda}" # cpu: a rehearsal of this script where there is no GPU
 server=""
 # shellcheck disable=SC2317
 finish() {
@@ -26,49 +31,123 @@ finish() {
 }
 trap finish EXIT
 program="$build/flashquant"
+target=127.0.0.1:50551
+metrics=127.0.0.1:9564
+status=0
 milliseconds() { echo $(($(date +%s%N) / 1000000)); }
+fail() {
+  echo "FAILED  $*"
+  status=1
+}
 
-cat >"$work/config.json" <<'JSON'
+if [[ "$backend" == cuda ]]; then
+  cat >"$work/config.json" <<'JSON'
 {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
  "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
  "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000.0,
  "rms_norm_eps": 1e-5, "tie_word_embeddings": false}
 JSON
+else
+  cat >"$work/config.json" <<'JSON'
+{"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+ "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+ "vocab_size": 4096, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+ "rms_norm_eps": 1e-5, "tie_word_embeddings": false}
+JSON
+fi
 "$program" quantize --random-weights 1 --symmetric --input "$work/config.json" --output "$work/model" --quiet
 
-target=127.0.0.1:50551
-metrics=127.0.0.1:9564
-begin="$(milliseconds)"
-"$program" serve --backend cuda --model "$work/model" --context-length 8192 --token-budget 2048 \
-  --listen "$target" --metrics-listen "$metrics" --run-ahead >"$logs/serve_8b.log" 2>&1 &
-server="$!"
-for _ in $(seq 600); do
-  if "$program" health --target "$target" >/dev/null 2>&1; then break; fi
-  kill -0 "$server" 2>/dev/null || { tail -n 5 "$logs/serve_8b.log"; exit 1; }
-  sleep 0.05
-done
-echo "READY after $(($(milliseconds) - begin)) ms"
+# start_server LOG FLAGS...: returns when it answers that it is ready.
+start_server() {
+  local log="$1" begin
+  begin="$(milliseconds)"
+  "$program" serve --backend "$backend" --model "$work/model" --context-length 8192 --listen "$target" \
+    --metrics-listen "$metrics" "${@:2}" >"$logs/$log" 2>&1 &
+  server="$!"
+  for _ in $(seq 600); do
+    if "$program" health --target "$target" >/dev/null 2>&1; then
+      echo "READY after $(($(milliseconds) - begin)) ms ($log)"
+      return 0
+    fi
+    kill -0 "$server" 2>/dev/null || break
+    sleep 0.05
+  done
+  tail -n 5 "$logs/$log"
+  return 1
+}
 
-status=0
-prompt="$(seq -s, 1 512)"
-for clients in 8 16 64; do
-  pids=()
+stop_server() {
+  kill -TERM "$server"
+  wait "$server" || fail "the server did not end in order"
+  server=""
+}
+
+# metric SERIES: the sum of the samples whose name and labels contain it; none when there are none.
+metric() {
+  curl -sf "http://$metrics/metrics" | awk -v series="$1" '
+    !/^#/ && index($0, series) { sum += $NF; found = 1 }
+    END { if (found) print sum; else print "none" }'
+}
+
+# clients_at_once CLIENTS INPUT OUTPUT: sets rate, tokens/s of all of them, their start included.
+clients_at_once() {
+  local clients="$1" input="$2" output="$3" pids=() begin wall prompt
+  prompt="$(seq -s, 1 "$input")"
   begin="$(milliseconds)"
   for i in $(seq "$clients"); do
-    "$program" generate --target "$target" --temperature 0 --max-tokens 400 --ignore-eos \
+    "$program" generate --target "$target" --temperature 0 --max-tokens "$output" --ignore-eos \
       --prompt-ids "$prompt" >"$work/answer.$i" 2>&1 &
     pids+=("$!")
   done
-  for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+  for pid in "${pids[@]}"; do wait "$pid" || fail "a client of $clients"; done
   wall=$(($(milliseconds) - begin))
-  echo "$clients clients, 512 tokens in, 400 out: $((clients * 400 * 1000 / wall)) tokens/s, $wall ms"
-done
-if command -v curl >/dev/null; then
-  used="$(curl -s "http://$metrics/metrics" | grep '^flashquant_kv_blocks{.*state="used"' | awk '{print $2}')"
-  echo "KV blocks in use at the end: $used"
-  [[ "$used" == 0 ]] || status=1
-fi
-kill -TERM "$server"
-wait "$server" || status=1
-server=""
+  rate=$((clients * output * 1000 / wall))
+  echo "$clients clients, $input tokens in, $output out: $rate tokens/s, $wall ms"
+}
+
+# load NAME FLAGS...: one run of the trace; figures to the logs, a row to the output.
+load() {
+  local name="$1"
+  timeout 90 "$program" loadtest --target "$target" --trace "$trace" --warmup 4 --grace 15 \
+    --json "$logs/load_$name.json" "${@:2}" >"$logs/load_$name.txt" 2>&1 || fail "load $name"
+  python3 - "$name" "$logs/load_$name.json" <<'PY' || fail "load $name: no figures"
+import json, sys
+run = json.load(open(sys.argv[2]))["runs"][0]
+failed = sum(run["errors"].values())
+pair = lambda part: " / ".join(f"{1000 * run[part][q]:.1f}" for q in ("p50", "p99"))
+print(f"trace {sys.argv[1]}: {run['rate']:.2f} requests/s, {run['output_tokens_per_second']:.0f} tokens/s, "
+      f"first token {pair('first_token_seconds')} ms, gap {pair('gap_seconds')} ms, "
+      f"call {pair('latency_seconds')} ms, {failed} failed", flush=True)
+sys.exit(failed != 0)
+PY
+}
+
+replay_trace() {
+  local rate share
+  load capacity --concurrency 64 --duration 14
+  rate="$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["runs"][0]["rate"])' "$logs/load_capacity.json")"
+  for share in 0.50 0.80 0.95; do
+    load "$share" --rate "$(python3 -c 'import sys; print(float(sys.argv[1]) * float(sys.argv[2]))' "$rate" "$share")" \
+      --duration 16
+  done
+}
+
+start_server serve_8b.log --token-budget 2048 --kv-cache-bytes 60000000000 --run-ahead
+for clients in 8 16 64; do clients_at_once "$clients" 512 400; done
+# Contexts of 64 to 1984 tokens, 1024 in the mean: what `bench engine` times, prefill next to nothing.
+clients_at_once 64 64 1920
+served_rate="$rate"
+if [[ -f "$trace" ]]; then replay_trace; else echo "left out: the trace, $trace is not there"; fi
+used="$(metric 'state="used"')"
+unaccounted="$(metric flashquant_kv_blocks_unaccounted)"
+echo "KV blocks in use at the end: $used, unaccounted: $unaccounted"
+[[ "$used" == 0 && "$unaccounted" == 0 ]] || fail "KV blocks"
+stop_server
+
+"$program" bench engine --backend "$backend" --model "$work/model" --batch 64 --context 1024 >"$logs/bench_64.log" 2>&1 ||
+  fail "bench engine"
+bench_rate="$(awk '$1 == 64 && $2 == 1024 { print int($4) }' "$logs/bench_64.log")"
+echo "64 at once: served $served_rate tokens/s, bench engine $bench_rate: $((100 * served_rate / bench_rate))%"
+
+if [[ "$status" != 0 ]]; then echo "FAILED"; fi
 exit "$status"
