@@ -84,9 +84,12 @@ stop_server() {
 
 # metric SERIES: the sum of the samples whose name and labels contain it; none when there are none.
 metric() {
-  curl -sf "http://$metrics/metrics" | awk -v series="$1" '
-    !/^#/ && index($0, series) { sum += $NF; found = 1 }
-    END { if (found) print sum; else print "none" }'
+  python3 - "http://$metrics/metrics" "$1" <<'PY'
+import sys, urllib.request
+lines = urllib.request.urlopen(sys.argv[1], timeout=5).read().decode().splitlines()
+values = [float(line.split()[-1]) for line in lines if not line.startswith("#") and sys.argv[2] in line]
+print(f"{sum(values):.15g}" if values else "none")
+PY
 }
 
 # clients_at_once CLIENTS INPUT OUTPUT: sets rate, tokens/s of all of them, their start included.
