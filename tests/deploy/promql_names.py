@@ -13,7 +13,10 @@ OPERATORS = set("and or unless bool offset atan2 inf nan".split())
 BUILT_IN = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
 TARGET_LABELS = {"job", "instance"}
 # Families that describe the process and so have no label model.
-WITHOUT_MODEL = {"build_info", "grpc_callback_delay_seconds", "log_messages_total"}
+# Exported only by a server with a GPU, the first three by one with NVML; read from the device, so not of a model either.
+ONLY_WITH_GPU = {"device_utilization_ratio", "device_temperature_celsius", "device_energy_joules_total",
+                 "device_memory_bytes", "device_errors_total"}
+WITHOUT_MODEL = {"build_info", "grpc_callback_delay_seconds", "log_messages_total"} | ONLY_WITH_GPU
 
 TOKEN = re.compile(
     r"""\s+|\#[^\n]*|(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<number>\.?[0-9][0-9a-zA-Z.]*)"""
@@ -52,6 +55,11 @@ def read_metrics(readme):
         else:
             metrics[name] = Metric(kind, known)
     return metrics
+
+
+def needs_gpu(expression):
+    """Whether it has an answer only where a server with a GPU is scraped."""
+    return any(metric.removeprefix("flashquant_") in ONLY_WITH_GPU for metric, _ in find_names(expression).selectors)
 
 
 def find_names(expression):
