@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "engine/base/clock.h"
+#include "kernels/base/token_values.h"
 
 namespace flashquant {
 
@@ -20,6 +21,18 @@ struct SamplingParams {
   int32_t top_k = 0;         // 0..V, 0 = off
   float min_p = 0.0f;        // 0..1
   uint64_t seed = 0;
+  float repetition_penalty = 1.0f;    // (0, 2], 1 = off; of tokens of prompt and answer
+  float presence_penalty = 0.0f;      // -2..2, 0 = off; of tokens of the answer
+  float frequency_penalty = 0.0f;     // -2..2, 0 = off; as often as the answer has the token
+  std::vector<TokenBias> logit_bias;  // at most 64, each id once, -100..100
+  // Unset = no logprobs, 0 = of the chosen tokens, n = and of the n likeliest; at most
+  // kMaxTopLogprobs. Changes nothing in what is drawn.
+  std::optional<int32_t> top_logprobs;
+
+  // Whether a draw depends on the tokens before it.
+  bool NeedsTokenCounts() const {
+    return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
+  }
 };
 
 struct StopConditions {
@@ -40,6 +53,15 @@ struct GenerateRequest {
   TimePoint arrival{};                      // unset = when Submit is called
   std::optional<TimePoint> deadline;        // ends with DEADLINE_EXCEEDED at the next step after it
   std::optional<TimePoint> queue_deadline;  // RESOURCE_EXHAUSTED when not scheduled by then
+  int32_t priority = 0;                     // -10..10, higher first
+  std::string cache_salt;                   // at most 64 bytes; only equal ones share a prefix
+};
+
+// Logprobs of one output token: the natural logarithms of its probability and of the likeliest
+// ones, by the model's logits as they are, before penalties, bias, temperature and filters.
+struct OutputLogprobs {
+  TokenLogprob chosen;
+  std::vector<TokenLogprob> top = {};  // highest first, lower id first among equal ones
 };
 
 enum class FinishReason { kEos, kStopSequence, kStopToken, kLength, kContextLength };

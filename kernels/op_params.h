@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/token_values.h"
 #include "kernels/format/paged_kv.h"
 
 namespace flashquant {
@@ -153,8 +154,14 @@ struct GatherRowsParams {
 inline constexpr float kGreedyTemperature = 1e-5f;
 
 // How to draw one row's token. temperature 0 (and all below kGreedyTemperature) = greedy (lowest id
-// wins ties); top_k 0 = off; top_p 1 = off; min_p 0 = off. Filters apply in the order temperature,
-// top_k, top_p, min_p. The draw depends only on (seed, output_position) and the row's logits.
+// wins ties); top_k 0 = off; top_p 1 = off; min_p 0 = off.
+//
+// In this order: of each token t of the row's token_counts, with logit l and n outputs,
+//   l > 0: l / repetition_penalty, else l * repetition_penalty;
+//   l - n * frequency_penalty - (n > 0 ? presence_penalty : 0);
+// then the row's biases are added, banned ids are taken out, and temperature, top_k, top_p and
+// min_p apply. What penalties and biases give is kept within the finite numbers. The draw depends
+// only on (seed, output_position), the row's logits and these values.
 struct SampleRow {
   float temperature = 1.0f;
   float top_p = 1.0f;
@@ -164,17 +171,36 @@ struct SampleRow {
   int64_t output_position = 0;  // index of the drawn token among the request's outputs
   int32_t banned_begin = 0;  // range of SampleTokensParams::banned_ids that this row must not draw
   int32_t banned_end = 0;
+  float repetition_penalty = 1.0f;  // a normal number above 0
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  int32_t counts_begin = 0;  // range of SampleTokensParams::token_counts, each id once
+  int32_t counts_end = 0;
+  int32_t biases_begin = 0;  // range of SampleTokensParams::biases, each id once
+  int32_t biases_end = 0;
+  int32_t top_logprobs = -1;  // -1 = no logprobs, else 0 .. kMaxTopLogprobs
 };
 
+inline constexpr int32_t kLogprobsPerRow = 1 + kMaxTopLogprobs;
+
 // One token per row. A row whose logits are not all finite gets token 0 and non_finite 1.
+//
+// A row that asks for logprobs gets them of its logits as they came in: the chosen token's, then
+// those of the top_logprobs greatest, highest first, lower id first among equal ones; ids of -1
+// where the vocabulary ends. Void for a row that is not finite.
 struct SampleTokensParams {
   int32_t num_rows = 0;
   int32_t vocab_size = 0;
   float* logits = nullptr;          // [num_rows, V] FP32; may be overwritten
   const SampleRow* rows = nullptr;  // [num_rows]
   const int32_t* banned_ids = nullptr;
+  const TokenCount* token_counts = nullptr;
+  const TokenBias* biases = nullptr;
   int32_t* token_ids = nullptr;   // [num_rows] out
   uint8_t* non_finite = nullptr;  // [num_rows] out
+  // Both needed when a row asks for logprobs.
+  float* scratch = nullptr;          // [num_rows, V] FP32
+  TokenLogprob* logprobs = nullptr;  // [num_rows, kLogprobsPerRow] out, rows that ask only
 };
 
 }  // namespace flashquant

@@ -156,6 +156,8 @@ std::optional<RequestError> RequestMapper::Build(const v1::GenerateRequest& requ
   Duration queue_timeout = FromProto(request.queue_timeout());
   if (queue_timeout == Duration::zero()) queue_timeout = options_.default_queue_timeout;
   if (queue_timeout > Duration::zero()) out.queue_deadline = times.now + queue_timeout;
+  out.priority = request.priority();
+  out.cache_salt = request.cache_salt();
   mapped->output.omit_text = request.output().omit_text() || options_.tokenizer == nullptr;
   mapped->output.token_ids = request.output().token_ids();
   return std::nullopt;

@@ -298,8 +298,6 @@ void CheckScheduling(const v1::GenerateRequest& request, Violations* out) {
              fmt::format("must be within -{} and {}", kMax, kMax), fmt::format("{}", kMax),
              fmt::format("{}", request.priority()));
   }
-  if (request.priority() != 0) out->AddNotBuilt("priority", kNotBuilt);
-
   const google::protobuf::Duration& timeout = request.queue_timeout();
   if (timeout.seconds() < 0 || timeout.seconds() > RequestLimits::kMaxQueueTimeoutSeconds ||
       timeout.nanos() < 0 || timeout.nanos() > 999999999) {
@@ -310,7 +308,6 @@ void CheckScheduling(const v1::GenerateRequest& request, Violations* out) {
     out->AddTooLong(reason::kParameterOutOfRange, "cache_salt", RequestLimits::kMaxCacheSaltBytes,
                     static_cast<int64_t>(request.cache_salt().size()));
   }
-  if (!request.cache_salt().empty()) out->AddNotBuilt("cache_salt", kNotBuilt);
 }
 
 // A newer client's unknown fields are ignored, but the numbers kept for features that change what

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/request.h"
+#include "kernels/base/token_values.h"
 
 namespace flashquant {
 
@@ -30,6 +32,9 @@ struct SequenceStep {
   // Run-ahead: the last token is still unknown to the host; it is what the step before sampled in
   // this row of its StepResult::tokens. -1 = token_ids is complete.
   int32_t previous_row = -1;
+  // The distinct tokens before the one to draw, when its penalties need them: those of the answer,
+  // and those of the prompt for a repetition penalty. Such a sequence never has a previous_row.
+  std::span<const TokenCount> token_counts = {};
 };
 
 // A step with any sequence of more than one new token is a prefill.
@@ -48,6 +53,8 @@ struct SampledToken {
   int32_t token_id = 0;
   // The row's logits had NaN or infinity: the request fails, the token is void.
   bool non_finite = false;
+  // When the request asks for them.
+  std::optional<OutputLogprobs> logprobs = std::nullopt;
 };
 
 // One entry per SequenceStep with `samples`, in the plan's order.

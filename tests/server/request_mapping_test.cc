@@ -222,6 +222,18 @@ TEST_F(RequestMappingTest, QueueTimeoutIsTheClientsOrTheServers) {
   EXPECT_EQ(mapped_.request.queue_deadline, times_.now + 500ms);
 }
 
+TEST_F(RequestMappingTest, PriorityAndCacheSaltReachTheEngine) {
+  v1::GenerateRequest request = Ids(1);
+  ASSERT_FALSE(Map(request).has_value());
+  EXPECT_EQ(mapped_.request.priority, 0);
+  EXPECT_EQ(mapped_.request.cache_salt, "");
+  request.set_priority(-7);
+  request.set_cache_salt("tenant");
+  ASSERT_FALSE(Map(request).has_value());
+  EXPECT_EQ(mapped_.request.priority, -7);
+  EXPECT_EQ(mapped_.request.cache_salt, "tenant");
+}
+
 TEST_F(RequestMappingTest, ChatErrorsAreChatInvalid) {
   options_.encode_chat = [](const v1::ChatPrompt&) {
     return absl::InvalidArgumentError("system must come first");

@@ -102,8 +102,19 @@ TEST(RequestValidationTest, PriorityHasARange) {  // R34
     EXPECT_EQ(Check(request),
               Invalid(reason::kParameterOutOfRange, "priority: must be within -10 and 10"));
   }
-  request.set_priority(0);
+  for (const int good : {10, 0, -10}) {
+    request.set_priority(good);
+    EXPECT_EQ(Check(request), Outcome{});
+  }
+}
+
+TEST(RequestValidationTest, CacheSaltHasALimit) {
+  v1::GenerateRequest request = TextRequest();
+  request.set_cache_salt(std::string(64, 's'));
   EXPECT_EQ(Check(request), Outcome{});
+  request.set_cache_salt(std::string(65, 's'));
+  EXPECT_EQ(Check(request),
+            Invalid(reason::kParameterOutOfRange, "cache_salt: too long (limit 64 bytes, got 65)"));
 }
 
 TEST(RequestValidationTest, AbsurdQueueTimeoutsAreRefused) {  // R35
@@ -145,8 +156,6 @@ TEST(RequestValidationTest, FieldsNotBuiltAreNamed) {  // R37
             NotBuilt("output.top_logprobs"));
   EXPECT_EQ(with([](auto& r) { r.mutable_output()->set_tokens_per_message(4); }),
             NotBuilt("output.tokens_per_message"));
-  EXPECT_EQ(with([](auto& r) { r.set_priority(1); }), NotBuilt("priority"));
-  EXPECT_EQ(with([](auto& r) { r.set_cache_salt("tenant"); }), NotBuilt("cache_salt"));
   EXPECT_EQ(with([](auto& r) { r.GetReflection()->MutableUnknownFields(&r)->AddVarint(13, 1); }),
             NotBuilt("field 13"));
   // Values that mean "off" ask for nothing.
@@ -160,7 +169,7 @@ TEST(RequestValidationTest, FieldsNotBuiltAreNamed) {  // R37
 
 TEST(RequestValidationTest, WrongValuesMatterMoreThanMissingFeatures) {
   v1::GenerateRequest request = TextRequest();
-  request.set_priority(1);
+  request.mutable_output()->set_tokens_per_message(4);
   request.mutable_sampling()->set_top_p(2.0f);
   EXPECT_EQ(Check(request),
             Invalid(reason::kParameterOutOfRange, "sampling.top_p: must be above 0 and at most 1"));
