@@ -163,6 +163,7 @@ void Scheduler::AddToPlan(Sequence* sequence, int32_t num_tokens) {
   step.stop = &sequence->stop;
   step.samples = num_tokens == sequence->num_remaining();
   step.output_position = sequence->num_output_tokens();
+  step.token_counts = sequence->token_counts.entries();
   step.end_tokens_banned = step.output_position + 1 < sequence->stop.min_output_tokens;
   if (step.samples && sequence->num_unknown > 0) step.previous_row = sequence->sample_row;
 
@@ -264,7 +265,8 @@ absl::StatusOr<CommitResult> Scheduler::Commit(const StepResult& result) {
     }
     Sequence& sequence = *found->second;
     const int32_t output_index = sequence.num_output_tokens() - sequence.num_unknown;
-    committed.tokens.push_back({sampled.id, sampled.token_id, output_index, sampled.non_finite});
+    committed.tokens.push_back(
+        {sampled.id, sampled.token_id, output_index, sampled.non_finite, sampled.logprobs});
     if (sampled.non_finite) {
       Release(sampled.id, ReleaseReason::kError);
     } else {

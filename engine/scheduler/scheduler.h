@@ -17,8 +17,9 @@
 //    no victim.
 //
 // Run-ahead: Schedule may be called while one earlier plan is uncommitted. The token that plan
-// draws is then unknown, and the new plan refers to it by SequenceStep::previous_row. Blocks given
-// up while a plan in flight could still write them become free when that plan is committed.
+// draws is then unknown, and the new plan refers to it by SequenceStep::previous_row. A sequence
+// with penalties is not run ahead: they need that token, so it sits out every other step. Blocks
+// given up while a plan in flight could still write them become free when that plan is committed.
 //
 // Source: the ideas are those of Orca (continuous batching), Sarathi (chunked prefill) and vLLM
 // (paged blocks, recompute).
@@ -59,6 +60,7 @@ struct CommittedToken {
   int32_t output_index = 0;  // 0 = the first output token
   // The row's logits were not finite: token_id is void and the sequence is already released.
   bool non_finite = false;
+  std::optional<OutputLogprobs> logprobs = std::nullopt;  // when the request asks for them
 };
 
 // One token that a step drew for a sequence released meanwhile.

@@ -23,6 +23,7 @@ Sequence::Sequence(SequenceId sequence_id, std::vector<int32_t> prompt_tokens,
       sampling(sampling_params),
       stop(std::move(stop_conditions)),
       tokens(std::move(prompt_tokens)),
+      token_counts(sampling, tokens),
       blocks(allocator) {
   FQ_CHECK(num_prompt_tokens >= 1 && max_output_tokens >= 1);
 }
@@ -44,6 +45,7 @@ int32_t Sequence::Advance(int32_t count, int64_t plan_index) {
 void Sequence::Resolve(int32_t token_id) {
   FQ_CHECK(num_unknown > 0);
   tokens[tokens.size() - static_cast<size_t>(num_unknown)] = token_id;
+  token_counts.AddOutput(token_id);
   --num_unknown;
 }
 

@@ -8,6 +8,7 @@
 #include "engine/request.h"
 #include "engine/scheduler/block_table.h"
 #include "engine/scheduler/step_plan.h"
+#include "engine/scheduler/token_counts.h"
 
 namespace flashquant {
 
@@ -31,7 +32,9 @@ class Sequence final {
   int32_t num_remaining() const { return num_tokens() - num_computed_tokens; }
   // All that its limit allows is drawn or in flight: nothing is left to run.
   bool at_limit() const { return num_tokens() >= max_tokens; }
-  bool runnable() const { return !paused && !at_limit(); }
+  // The next token's penalties need one that the host has not seen: it sits out until then.
+  bool awaits_counts() const { return num_unknown > 0 && sampling.NeedsTokenCounts(); }
+  bool runnable() const { return !paused && !at_limit() && !awaits_counts(); }
   // Positions that need a KV slot in the worst case: the last token is drawn, never computed.
   int32_t max_kv_tokens() const { return max_tokens - 1; }
 
@@ -53,6 +56,7 @@ class Sequence final {
   bool paused = false;
   std::vector<int32_t> tokens;      // the last num_unknown ones are sampled but not yet collected
   int32_t num_unknown = 0;          // 0..2
+  TokenCounts token_counts;         // of the known ones
   int32_t num_computed_tokens = 0;  // as if all plans in flight had run
   int32_t greatest_computed = 0;    // over all tries, to count what is computed again
   int32_t num_preemptions = 0;

@@ -62,6 +62,25 @@ TEST_F(SchedulerRunAheadTest, AStopSeenOneStepLateDiscardsTheExtraTokenAndHoldsT
   EXPECT_EQ(scheduler_->blocks_used(), 0);
 }
 
+TEST_F(SchedulerRunAheadTest, ASequenceWithPenaltiesWaitsForItsLastToken) {
+  Start(Config());
+  SamplingParams penalty;
+  penalty.frequency_penalty = 0.5f;
+  const SequenceId plain = Add(2, 5), counted = next_id_++;
+  scheduler_->Add(counted, {5, 5}, penalty, {}, 5);
+  EXPECT_THAT(Schedule(), ElementsAre(Pair(plain, 2), Pair(counted, 2)));
+  EXPECT_THAT(plan_.sequences[1].token_counts, IsEmpty());
+  EXPECT_THAT(Schedule(), ElementsAre(Pair(plain, 1)));
+  const CommitResult first = Commit();
+  EXPECT_THAT(Schedule(), ElementsAre(Pair(plain, 1), Pair(counted, 1)));
+  EXPECT_EQ(plan_.sequences[1].previous_row, -1);
+  ASSERT_EQ(plan_.sequences[1].token_counts.size(), 1u);
+  EXPECT_EQ(plan_.sequences[1].token_counts[0].token_id, first.tokens[1].token_id);
+  EXPECT_EQ(plan_.sequences[1].token_counts[0].num_outputs, 1);
+  Commit();
+  Commit();
+}
+
 TEST_F(SchedulerRunAheadTest, BlocksOfAPreemptedSequenceAreNotReusedWhileItsStepIsInFlight) {
   SchedulerConfig config = Config();
   config.num_blocks = 7;  // 6 usable
