@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -46,15 +47,21 @@ class Ledger {
   void Began(grpc::ClientContext* context) {
     const MutexLock lock(&mu_);
     ++progress_.sent;
-    open_.insert(context);
+    ++num_open_;
+    cancellable_.insert(context);
   }
   void Tokens(int64_t count) {
     const MutexLock lock(&mu_);
     progress_.output_tokens += count;
   }
-  void Ended(grpc::ClientContext* context, CallRecord record) {
+  // Before the context goes.
+  void Closing(grpc::ClientContext* context) {
     const MutexLock lock(&mu_);
-    open_.erase(context);
+    cancellable_.erase(context);
+  }
+  void Ended(CallRecord record) {
+    const MutexLock lock(&mu_);
+    --num_open_;
     ++progress_.ended;
     if (!record.ok) ++progress_.failed;
     if (record.first_token >= 0) progress_.first_tokens.push_back(record.FirstTokenLatency());
@@ -66,7 +73,7 @@ class Ledger {
   // Waits until fewer than `limit` calls are open or the time has come.
   bool WaitForRoom(size_t limit, double until) {
     const MutexLock lock(&mu_);
-    while (open_.size() >= limit) {
+    while (num_open_ >= limit) {
       if (Now() >= until) return false;
       changed_.WaitUntil(&mu_, start_ + std::chrono::duration_cast<Clock::duration>(
                                             std::chrono::duration<double>(until)));
@@ -75,7 +82,7 @@ class Ledger {
   }
   void CancelAll() {
     const MutexLock lock(&mu_);
-    for (grpc::ClientContext* context : open_) context->TryCancel();
+    for (grpc::ClientContext* context : cancellable_) context->TryCancel();
   }
   LoadProgress TakeProgress() {
     const MutexLock lock(&mu_);
@@ -93,7 +100,8 @@ class Ledger {
   const Clock::time_point start_;
   Mutex mu_;
   CondVar changed_;
-  std::set<grpc::ClientContext*> open_ ABSL_GUARDED_BY(mu_);
+  size_t num_open_ ABSL_GUARDED_BY(mu_) = 0;
+  std::set<grpc::ClientContext*> cancellable_ ABSL_GUARDED_BY(mu_);
   LoadProgress progress_ ABSL_GUARDED_BY(mu_);
   std::vector<CallRecord> records_ ABSL_GUARDED_BY(mu_);
 };
@@ -105,10 +113,10 @@ class Call final : public grpc::ClientReadReactor<v1::GenerateResponse> {
                     const PlannedRequest& planned, double intended, Ledger* ledger) {
     auto* call = new Call(MakeRequest(planned, options.temperature), intended, ledger);
     if (!options.security.token.empty()) {
-      call->context_.AddMetadata("authorization", "Bearer " + options.security.token);
+      call->context_->AddMetadata("authorization", "Bearer " + options.security.token);
     }
-    ledger->Began(&call->context_);
-    stub->async()->Generate(&call->context_, &call->request_, call);
+    ledger->Began(&*call->context_);
+    stub->async()->Generate(&*call->context_, &call->request_, call);
     call->StartRead(&call->response_);
     call->StartCall();
   }
@@ -143,7 +151,11 @@ class Call final : public grpc::ClientReadReactor<v1::GenerateResponse> {
     } else if (!finished_) {
       record_.error = "stream without its last message";
     }
-    ledger_->Ended(&context_, std::move(record_));
+    // While the channels live: the last reference to one, dropped here on a thread of gRPC's, would
+    // end the queue that this thread serves.
+    ledger_->Closing(&*context_);
+    context_.reset();
+    ledger_->Ended(std::move(record_));
     delete this;
   }
 
@@ -155,7 +167,7 @@ class Call final : public grpc::ClientReadReactor<v1::GenerateResponse> {
     record_.intended = intended < 0 ? record_.sent : intended;
   }
 
-  grpc::ClientContext context_;
+  std::optional<grpc::ClientContext> context_{std::in_place};
   const v1::GenerateRequest request_;
   v1::GenerateResponse response_;
   Ledger* const ledger_;
