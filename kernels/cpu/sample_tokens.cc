@@ -1,9 +1,11 @@
-// Sampling: temperature, top-k, top-p, min-p, and one seeded draw per row.
+// Sampling: penalties and biases, temperature, top-k, top-p, min-p, one seeded draw per row, and
+// logprobs.
 //
 // The vocabulary is never sorted whole: top-k keeps a heap of k candidates in one scan, top-p asks
 // for the best 64 and more only when they do not hold enough probability. Without either the draw
 // walks the ids in order. The random number is Philox4x32-10 (Salmon et al., "Parallel random
-// numbers: as easy as 1, 2, 3") of (seed, output position) and nothing else.
+// numbers: as easy as 1, 2, 3") of (seed, output position) and nothing else. A row that asks for
+// logprobs is drawn in a copy, because they are those of the logits as they came in.
 #include "kernels/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -97,6 +99,70 @@ bool Better(const Candidate& a, const Candidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
+// The `count` best candidates of a row, at most all, best first.
+std::vector<Candidate> Best(const float* logits, int64_t vocab_size, int64_t count) {
+  std::vector<Candidate> heap;  // worst of the kept at the front
+  heap.reserve(static_cast<size_t>(count));
+  for (int32_t id = 0; id < vocab_size && count > 0; ++id) {
+    const Candidate candidate{logits[id], id};
+    if (static_cast<int64_t>(heap.size()) < count) {
+      heap.push_back(candidate);
+      std::push_heap(heap.begin(), heap.end(), Better);
+    } else if (Better(candidate, heap.front())) {
+      std::pop_heap(heap.begin(), heap.end(), Better);
+      heap.back() = candidate;
+      std::push_heap(heap.begin(), heap.end(), Better);
+    }
+  }
+  std::sort_heap(heap.begin(), heap.end(), Better);
+  return heap;
+}
+
+float KeepFinite(float logit) {
+  return std::clamp(logit, std::numeric_limits<float>::lowest(), std::numeric_limits<float>::max());
+}
+
+// The logits of one row after its penalties and biases, in place.
+void ApplyPenaltiesAndBiases(const SampleTokensParams& params, const SampleRow& row,
+                             float* logits) {
+  for (int32_t i = row.counts_begin; i < row.counts_end; ++i) {
+    const TokenCount& count = params.token_counts[i];
+    if (count.token_id < 0 || count.token_id >= params.vocab_size) continue;
+    float& logit = logits[count.token_id];
+    logit =
+        KeepFinite(logit > 0.0f ? logit / row.repetition_penalty : logit * row.repetition_penalty);
+    if (count.num_outputs == 0) continue;
+    logit = KeepFinite(logit - (static_cast<float>(count.num_outputs) * row.frequency_penalty +
+                                row.presence_penalty));
+  }
+  for (int32_t i = row.biases_begin; i < row.biases_end; ++i) {
+    const TokenBias& bias = params.biases[i];
+    if (bias.token_id < 0 || bias.token_id >= params.vocab_size) continue;
+    logits[bias.token_id] = KeepFinite(logits[bias.token_id] + bias.bias);
+  }
+}
+
+// Logprobs of `token_id` and of the row's `num_top` likeliest, into out[kLogprobsPerRow].
+// `scratch`: [vocab_size].
+void WriteLogprobs(const float* logits, int64_t vocab_size, int32_t token_id, int32_t num_top,
+                   float* scratch, TokenLogprob* out) {
+  const float max = HWY_DYNAMIC_DISPATCH(MaxLogit)(logits, vocab_size);
+  HWY_DYNAMIC_DISPATCH(Weights)(logits, vocab_size, max, 1.0f, scratch);
+  double total = 0.0;
+  for (int64_t id = 0; id < vocab_size; ++id) total += scratch[id];
+  const double log_total = std::log(total);
+  const auto logprob = [&](int32_t id) {
+    const double difference = static_cast<double>(logits[id]) - max;
+    return TokenLogprob{id, KeepFinite(static_cast<float>(difference - log_total))};
+  };
+  out[0] = logprob(token_id);
+  const std::vector<Candidate> top = Best(logits, vocab_size, num_top);
+  for (int32_t i = 0; i < num_top; ++i) {
+    const auto place = static_cast<size_t>(i);
+    out[1 + i] = place < top.size() ? logprob(top[place].id) : TokenLogprob{-1, 0.0f};
+  }
+}
+
 // Uniform in [0, 1) with 53 bits.
 double UniformDraw(uint64_t seed, int64_t output_position) {
   const auto position = static_cast<uint64_t>(output_position);
@@ -166,25 +232,6 @@ class RowSampler {
 
   double Draw() const { return UniformDraw(row_.seed, row_.output_position); }
 
-  // The `count` best candidates, best first.
-  std::vector<Candidate> Best(int64_t count) const {
-    std::vector<Candidate> heap;  // worst of the kept at the front
-    heap.reserve(static_cast<size_t>(count));
-    for (int32_t id = 0; id < vocab_size_; ++id) {
-      const Candidate candidate{logits_[id], id};
-      if (static_cast<int64_t>(heap.size()) < count) {
-        heap.push_back(candidate);
-        std::push_heap(heap.begin(), heap.end(), Better);
-      } else if (Better(candidate, heap.front())) {
-        std::pop_heap(heap.begin(), heap.end(), Better);
-        heap.back() = candidate;
-        std::push_heap(heap.begin(), heap.end(), Better);
-      }
-    }
-    std::sort_heap(heap.begin(), heap.end(), Better);
-    return heap;
-  }
-
   // Length of the shortest prefix that holds top_p of `total`; 0 when all together do not.
   size_t TopPCount(const std::vector<Candidate>& candidates, double total) const {
     double sum = 0.0;
@@ -199,7 +246,7 @@ class RowSampler {
     std::vector<Candidate> candidates;
     size_t count = 0;
     if (top_k) {
-      candidates = Best(limit);
+      candidates = Best(logits_, vocab_size_, limit);
       count = candidates.size();
       if (row_.top_p < 1.0f) {
         double total = 0.0;
@@ -212,7 +259,7 @@ class RowSampler {
                                                          inverse_temperature_, weights.data());
       for (int64_t size = std::min(kFirstTopP, limit); count == 0;
            size = std::min(size * 8, limit)) {
-        candidates = Best(size);
+        candidates = Best(logits_, vocab_size_, size);
         count = TopPCount(candidates, total);
         if (size == limit) break;
       }
@@ -288,11 +335,21 @@ class RowSampler {
 void SampleTokensCpu(const SampleTokensParams& params, ThreadPool& pool) {
   pool.ParallelFor(params.num_rows, [&](int64_t row, int32_t /*thread*/) {
     const int64_t vocab_size = params.vocab_size;
-    float* logits = params.logits + row * vocab_size;
+    const SampleRow& sample_row = params.rows[row];
+    float* const logits = params.logits + row * vocab_size;
     const bool finite = HWY_DYNAMIC_DISPATCH(AllFinite)(logits, vocab_size);
     params.non_finite[row] = finite ? 0 : 1;
-    params.token_ids[row] =
-        finite ? RowSampler(params.rows[row], logits, vocab_size).Sample(params.banned_ids) : 0;
+    params.token_ids[row] = 0;
+    if (!finite) return;
+    const bool logprobs = sample_row.top_logprobs >= 0;
+    float* const drawn = logprobs ? params.scratch + row * vocab_size : logits;
+    if (logprobs) std::copy(logits, logits + vocab_size, drawn);
+    ApplyPenaltiesAndBiases(params, sample_row, drawn);
+    const int32_t token = RowSampler(sample_row, drawn, vocab_size).Sample(params.banned_ids);
+    params.token_ids[row] = token;
+    if (!logprobs) return;
+    WriteLogprobs(logits, vocab_size, token, sample_row.top_logprobs, drawn,
+                  params.logprobs + row * kLogprobsPerRow);
   });
 }
 

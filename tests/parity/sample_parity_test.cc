@@ -3,101 +3,18 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <vector>
 
-#include "tests/parity/parity_fixture.h"
+#include "tests/parity/sampling_fixture.h"
 #include "tests/support/random_weights.h"
 #include "tests/support/reference_ops.h"
 
 namespace flashquant {
 namespace {
 
+using SampleParityTest = SamplingParityTest;
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-struct Draws {
-  std::vector<int32_t> token_ids;
-  std::vector<uint8_t> non_finite;
-};
-
-class SampleParityTest : public ParityTest {
- protected:
-  // `logits` is one row, repeated for each of `rows`, or all rows' logits.
-  Draws Sample(std::vector<float> logits, const std::vector<SampleRow>& rows, int32_t vocab_size,
-               const std::vector<int32_t>& banned_ids = {}) {
-    const std::vector<float> one_row = logits;
-    while (logits.size() < rows.size() * static_cast<size_t>(vocab_size)) {
-      logits.insert(logits.end(), one_row.begin(), one_row.end());
-    }
-    const DeviceBuffer logits_device = Upload(logits);
-    const DeviceBuffer rows_device = Upload(rows);
-    const DeviceBuffer banned_device = Upload(banned_ids);
-    const DeviceBuffer tokens = Upload(std::vector<int32_t>(rows.size(), -1));
-    const DeviceBuffer non_finite = Upload(std::vector<uint8_t>(rows.size(), 9));
-    SampleTokensParams params;
-    params.num_rows = static_cast<int32_t>(rows.size());
-    params.vocab_size = vocab_size;
-    params.logits = logits_device.As<float>();
-    params.rows = rows_device.As<SampleRow>();
-    params.banned_ids = banned_device.As<int32_t>();
-    params.token_ids = tokens.As<int32_t>();
-    params.non_finite = non_finite.As<uint8_t>();
-    EXPECT_TRUE(backend().SampleTokens(params).ok());
-    return {Download<int32_t>(tokens), Download<uint8_t>(non_finite)};
-  }
-
-  int32_t SampleOne(const std::vector<float>& logits, const SampleRow& row,
-                    const std::vector<int32_t>& banned_ids = {}) {
-    return Sample(logits, {row}, static_cast<int32_t>(logits.size()), banned_ids).token_ids[0];
-  }
-
-  // Draws `count` tokens at output positions 0.. and compares their numbers with the oracle's
-  // probabilities: no token of probability 0, and chi-square below its mean + 4 deviations.
-  void ExpectDistribution(const std::vector<float>& logits, SampleRow row, int count,
-                          const std::vector<int32_t>& banned_ids = {}) {
-    std::vector<SampleRow> rows;
-    for (int i = 0; i < count; ++i) {
-      row.output_position = i;
-      rows.push_back(row);
-    }
-    const Draws draws = Sample(logits, rows, static_cast<int32_t>(logits.size()), banned_ids);
-    std::map<int32_t, int> counts;
-    for (const int32_t id : draws.token_ids) ++counts[id];
-    const std::vector<double> expected = ReferenceTokenProbabilities(logits, row, banned_ids);
-    double chi_square = 0.0;
-    int classes = 0;
-    double rare = 0.0;  // ids that are expected less than 5 times make one class
-    int rare_count = 0;
-    for (int32_t id = 0; id < static_cast<int32_t>(logits.size()); ++id) {
-      const double mean = expected[static_cast<size_t>(id)] * count;
-      const int seen = counts.contains(id) ? counts[id] : 0;
-      if (mean == 0.0) {
-        EXPECT_EQ(seen, 0) << "token " << id << " was filtered out";
-      } else if (mean < 5.0) {
-        rare += mean;
-        rare_count += seen;
-      } else {
-        chi_square += (seen - mean) * (seen - mean) / mean;
-        ++classes;
-      }
-    }
-    if (rare > 1.0) {
-      chi_square += (rare_count - rare) * (rare_count - rare) / rare;
-      ++classes;
-    }
-    EXPECT_LT(chi_square, classes + 4.0 * std::sqrt(2.0 * classes)) << classes << " classes";
-  }
-};
-
-SampleRow Row(float temperature, int32_t top_k = 0, float top_p = 1.0f, float min_p = 0.0f) {
-  SampleRow row;
-  row.temperature = temperature;
-  row.top_k = top_k;
-  row.top_p = top_p;
-  row.min_p = min_p;
-  row.seed = 42;
-  return row;
-}
 
 TEST_P(SampleParityTest, DrawsFollowTheOraclesProbabilities) {
   const std::vector<float> logits = RandomFloats(300, 2.0f, 11);
@@ -190,7 +107,7 @@ TEST_P(SampleParityTest, BannedIdsAreNeverDrawn) {
   peaked[10] = 9.0f;
   peaked[11] = 8.0f;
   peaked[40] = 7.0f;
-  EXPECT_EQ(SampleOne(peaked, row, banned), 40);
+  EXPECT_EQ(SampleOne(peaked, row, {.banned_ids = banned}), 40);
 }
 
 TEST_P(SampleParityTest, BanningEveryCandidateOfTopKLeavesTheNextBest) {
@@ -206,10 +123,10 @@ TEST_P(SampleParityTest, BanningTheWholeVocabularyIsNoBan) {
   const std::vector<int32_t> banned = {0, 1, 2, 1, -4, 99};
   SampleRow row = Row(0.0f);
   row.banned_end = 6;
-  EXPECT_EQ(SampleOne(logits, row, banned), 1);
+  EXPECT_EQ(SampleOne(logits, row, {.banned_ids = banned}), 1);
   row.temperature = 1.0f;
   row.top_k = 1;
-  EXPECT_EQ(SampleOne(logits, row, banned), 1);
+  EXPECT_EQ(SampleOne(logits, row, {.banned_ids = banned}), 1);
 }
 
 TEST_P(SampleParityTest, NonFiniteRowsAreReportedAndLeaveOthersAlone) {

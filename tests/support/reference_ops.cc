@@ -147,6 +147,46 @@ std::vector<double> ReferenceSiluAndMul(std::span<const float> gate_up, int64_t 
 
 std::vector<double> ReferenceTokenProbabilities(std::span<const float> logits, const SampleRow& row,
                                                 std::span<const int32_t> banned_ids) {
+  return ReferenceTokenProbabilities(std::vector<double>(logits.begin(), logits.end()), row,
+                                     banned_ids);
+}
+
+std::vector<double> ReferencePenalisedLogits(std::span<const float> logits, const SampleRow& row,
+                                             const ReferenceHistory& history) {
+  std::vector<double> result;
+  for (size_t id = 0; id < logits.size(); ++id) {
+    const auto token = static_cast<int32_t>(id);
+    const auto in_prompt = std::ranges::count(history.prompt, token);
+    const auto in_answer = std::ranges::count(history.answer, token);
+    double logit = logits[id];
+    if (in_prompt + in_answer > 0) {
+      const double penalty = row.repetition_penalty;
+      logit = logit > 0.0 ? logit / penalty : logit * penalty;
+    }
+    if (in_answer > 0) logit -= row.presence_penalty;
+    logit -= static_cast<double>(in_answer) * row.frequency_penalty;
+    for (const TokenBias& bias : history.biases) {
+      if (bias.token_id == token) logit += bias.bias;
+    }
+    result.push_back(logit);
+  }
+  return result;
+}
+
+std::vector<double> ReferenceLogprobs(std::span<const float> logits) {
+  const double max = *std::ranges::max_element(logits);
+  double total = 0.0;
+  for (const float logit : logits) total += std::exp(static_cast<double>(logit) - max);
+  std::vector<double> logprobs;
+  for (const float logit : logits) {
+    logprobs.push_back(static_cast<double>(logit) - max - std::log(total));
+  }
+  return logprobs;
+}
+
+std::vector<double> ReferenceTokenProbabilities(const std::vector<double>& logits,
+                                                const SampleRow& row,
+                                                std::span<const int32_t> banned_ids) {
   std::vector<size_t> order(logits.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::erase_if(order, [&](size_t id) {
@@ -164,7 +204,7 @@ std::vector<double> ReferenceTokenProbabilities(std::span<const float> logits, c
     order.resize(static_cast<size_t>(row.top_k));
   }
   const auto weight = [&](size_t id) {
-    return std::exp((static_cast<double>(logits[id]) - logits[order[0]]) / row.temperature);
+    return std::exp((logits[id] - logits[order[0]]) / row.temperature);
   };
   double total = 0.0;
   for (size_t id : order) total += weight(id);

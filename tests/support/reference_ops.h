@@ -51,5 +51,20 @@ std::vector<double> ReferenceSiluAndMul(std::span<const float> gate_up, int64_t 
 // rows give one token probability 1.
 std::vector<double> ReferenceTokenProbabilities(std::span<const float> logits, const SampleRow& row,
                                                 std::span<const int32_t> banned_ids);
+std::vector<double> ReferenceTokenProbabilities(const std::vector<double>& logits,
+                                                const SampleRow& row,
+                                                std::span<const int32_t> banned_ids);
+
+// What came before the token to draw, as it came, and the biases.
+struct ReferenceHistory {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> answer;
+  std::vector<TokenBias> biases;
+};
+// The logits after the penalties of `row` and the biases, from their definitions.
+std::vector<double> ReferencePenalisedLogits(std::span<const float> logits, const SampleRow& row,
+                                             const ReferenceHistory& history);
+// Natural logarithm of each token's probability.
+std::vector<double> ReferenceLogprobs(std::span<const float> logits);
 
 }  // namespace flashquant
