@@ -2,8 +2,10 @@
 # Shows that both commands of README work on a machine with nothing on it: makes a bare Debian root with debootstrap,
 # copies the committed repository into it (nothing else of this machine but name resolution, apt mirror and CA
 # certificates), and runs tests/run.sh and deploy/quickstart.sh there, the latter twice. Needs root and debootstrap.
-#   tests/install/clean_root.sh [--suite bookworm] [--work FOLDER] [--data FOLDER] [--skip-tests] [--smollm2] [--keep-root]
+#   tests/install/clean_root.sh [--suite bookworm] [--work FOLDER] [--data FOLDER] [--skip-tests] [--smollm2] [--commands]
+#       [--keep-root]
 # --data: copy test data into the root too (FQ_TEST_DATA), else the tests that need it are skipped, which is the point.
+# --commands: then every command of README.md and deploy/README.md that can run there (readme_commands.py; needs --data).
 # The bare root is kept as a tarball under --work (default: ${TMPDIR:-/tmp}/flashquant-clean-root), so that only the
 # first run downloads it. Mirror: FQ_APT_MIRROR, else this machine's own apt sources, else Debian's.
 set -euo pipefail
@@ -14,6 +16,7 @@ work="${TMPDIR:-/tmp}/flashquant-clean-root"
 data=""
 run_tests=1
 smollm2=0
+commands=0
 keep_root=0
 while (($#)); do
   case "$1" in
@@ -28,6 +31,7 @@ while (($#)); do
       ;;
     --skip-tests) run_tests=0; shift ;;
     --smollm2) smollm2=1; shift ;;
+    --commands) commands=1; shift ;;
     --keep-root) keep_root=1; shift ;;
     *) echo "clean_root: unknown argument '$1'" >&2; exit 2 ;;
   esac
@@ -89,6 +93,12 @@ if ((smollm2)); then
 fi
 if ((run_tests)); then
   in_root "tests" bash tests/run.sh
+fi
+if ((commands)); then
+  # What a new user's machine has anyway.
+  in_root "curl" apt-get install -y -qq --no-install-recommends curl
+  in_root "commands of README.md and deploy/README.md" python3 tests/install/readme_commands.py --system \
+    --model /src/shared/models/story-22m --skip "'deploy/quickstart.sh|tests/run.sh'"
 fi
 
 unmount
