@@ -21,13 +21,13 @@ struct SamplingParams {
   int32_t top_k = 0;         // 0..V, 0 = off
   float min_p = 0.0f;        // 0..1
   uint64_t seed = 0;
-  float repetition_penalty = 1.0f;    // (0, 2], 1 = off; of tokens of prompt and answer
-  float presence_penalty = 0.0f;      // -2..2, 0 = off; of tokens of the answer
-  float frequency_penalty = 0.0f;     // -2..2, 0 = off; as often as the answer has the token
-  std::vector<TokenBias> logit_bias;  // at most 64, each id once, -100..100
+  float repetition_penalty = 1.0f;         // (0, 2], 1 = off; of tokens of prompt and answer
+  float presence_penalty = 0.0f;           // -2..2, 0 = off; of tokens of the answer
+  float frequency_penalty = 0.0f;          // -2..2, 0 = off; as often as the answer has the token
+  std::vector<TokenBias> logit_bias = {};  // at most 64, each id once, -100..100
   // Unset = no logprobs, 0 = of the chosen tokens, n = and of the n likeliest; at most
   // kMaxTopLogprobs. Changes nothing in what is drawn.
-  std::optional<int32_t> top_logprobs;
+  std::optional<int32_t> top_logprobs = std::nullopt;
 
   // Whether a draw depends on the tokens before it.
   bool NeedsTokenCounts() const {

@@ -15,6 +15,7 @@ namespace {
 int32_t ReadBackSlot(int64_t step) { return static_cast<int32_t>(step % 2); }
 
 constexpr int64_t kIdBytes = sizeof(int32_t);
+constexpr int64_t kLogprobRowBytes = kLogprobsPerRow * sizeof(TokenLogprob);
 
 }  // namespace
 
@@ -49,9 +50,20 @@ absl::StatusOr<std::unique_ptr<ModelStepRunner>> ModelStepRunner::Create(
                       Activations::Create(backend, config, max_rows, runner->max_samples_));
   FQ_ASSIGN_OR_RETURN(runner->batch_, BatchInput::Create(backend, limits));
   FQ_ASSIGN_OR_RETURN(runner->sampling_,
-                      SamplingInput::Create(backend, runner->max_samples_, options.eos_token_ids));
-  FQ_ASSIGN_OR_RETURN(runner->samples_, backend->Allocate(runner->max_samples_ * (kIdBytes + 1)));
+                      SamplingInput::Create(backend, runner->max_samples_,
+                                            std::min(config.vocab_size, options.context_length),
+                                            options.eos_token_ids));
+  FQ_ASSIGN_OR_RETURN(runner->samples_,
+                      backend->Allocate(runner->logprobs_offset() +
+                                        int64_t{runner->max_samples_} * kLogprobRowBytes));
+  FQ_ASSIGN_OR_RETURN(runner->scratch_,
+                      backend->Allocate(int64_t{runner->max_samples_} * config.vocab_size *
+                                        static_cast<int64_t>(sizeof(float))));
   return runner;
+}
+
+int64_t ModelStepRunner::logprobs_offset() const {
+  return RoundUp<int64_t>(int64_t{max_samples_} * (kIdBytes + 1), alignof(TokenLogprob));
 }
 
 bool ModelStepRunner::IsRecordable(const StepPlan& plan) const {
@@ -75,13 +87,17 @@ absl::Status ModelStepRunner::Launch(const StepPlan& plan) {
   }
   // Collect waits for this copy alone, not for a step launched meanwhile; also when no sequence
   // samples, so that a step that only fills the cache has run when it is collected.
-  FQ_RETURN_IF_ERROR(
-      backend_->QueueReadBack(ReadBackSlot(num_launched_), samples_.data(), samples_.num_bytes()));
-  std::vector<SequenceId> ids;
+  std::vector<LaunchedRow> rows;
+  bool any_logprobs = false;
   for (const SequenceStep& step : plan.sequences) {
-    if (step.samples) ids.push_back(step.id);
+    if (!step.samples) continue;
+    rows.push_back({step.id, step.sampling->top_logprobs});
+    any_logprobs = any_logprobs || step.sampling->top_logprobs.has_value();
   }
-  launched_ids_.push_back(std::move(ids));
+  FQ_RETURN_IF_ERROR(
+      backend_->QueueReadBack(ReadBackSlot(num_launched_), samples_.data(),
+                              any_logprobs ? samples_.num_bytes() : logprobs_offset()));
+  launched_rows_.push_back(std::move(rows));
   ++num_launched_;
   return absl::OkStatus();
 }
@@ -97,27 +113,44 @@ absl::Status ModelStepRunner::QueueOps(const int32_t* logit_rows, int32_t num_sa
        .logits = activations_->logits.As<float>(),
        .rows = sampling_->rows(),
        .banned_ids = sampling_->banned_ids(),
+       .token_counts = sampling_->token_counts(),
+       .biases = sampling_->biases(),
        .token_ids = token_ids,
-       .non_finite = reinterpret_cast<uint8_t*>(token_ids + max_samples_)});
+       .non_finite = reinterpret_cast<uint8_t*>(token_ids + max_samples_),
+       .scratch = scratch_.As<float>(),
+       .logprobs = reinterpret_cast<TokenLogprob*>(samples_.As<uint8_t>() + logprobs_offset())});
 }
 
 absl::StatusOr<StepResult> ModelStepRunner::Collect() {
   FQ_CHECK(num_collected_ < num_launched_);
   const int32_t slot = ReadBackSlot(num_collected_);
-  const std::vector<SequenceId> ids = std::move(launched_ids_.front());
-  launched_ids_.pop_front();
+  const std::vector<LaunchedRow> rows = std::move(launched_rows_.front());
+  launched_rows_.pop_front();
   ++num_collected_;
 
   std::vector<uint8_t> samples(static_cast<size_t>(samples_.num_bytes()));
   FQ_RETURN_IF_ERROR(backend_->FinishReadBack(slot, samples.data()));
   StepResult result;
-  for (size_t row = 0; row < ids.size(); ++row) {
-    SampledToken token = {.id = ids[row]};
+  for (size_t row = 0; row < rows.size(); ++row) {
+    SampledToken token = {.id = rows[row].id};
     std::memcpy(&token.token_id, samples.data() + row * kIdBytes, kIdBytes);
     token.non_finite = samples[static_cast<size_t>(max_samples_) * kIdBytes + row] != 0;
-    result.tokens.push_back(token);
+    if (rows[row].top_logprobs.has_value() && !token.non_finite) {
+      token.logprobs = LogprobsOf(
+          samples.data() + logprobs_offset() + static_cast<int64_t>(row) * kLogprobRowBytes,
+          *rows[row].top_logprobs);
+    }
+    result.tokens.push_back(std::move(token));
   }
   return result;
+}
+
+OutputLogprobs ModelStepRunner::LogprobsOf(const uint8_t* row, int32_t top_logprobs) {
+  std::vector<TokenLogprob> values(static_cast<size_t>(1 + top_logprobs));
+  std::memcpy(values.data(), row, values.size() * sizeof(TokenLogprob));
+  // A small vocabulary has fewer.
+  std::erase_if(values, [](const TokenLogprob& value) { return value.token_id < 0; });
+  return {values.front(), {values.begin() + 1, values.end()}};
 }
 
 }  // namespace flashquant

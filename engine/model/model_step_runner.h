@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -40,9 +41,16 @@ class ModelStepRunner final : public StepRunner {
   absl::StatusOr<StepResult> Collect() override;
 
  private:
+  struct LaunchedRow {
+    SequenceId id = 0;
+    std::optional<int32_t> top_logprobs;
+  };
+
   ModelStepRunner(const DecoderModel* model, Backend* backend, const StepRunnerOptions& options);
   // Whether the step's ops depend on nothing but its number of rows.
   bool IsRecordable(const StepPlan& plan) const;
+  int64_t logprobs_offset() const;  // in samples_
+  static OutputLogprobs LogprobsOf(const uint8_t* row, int32_t top_logprobs);
   // Everything from the embedding to the sampled ids; `logit_rows` null: all rows in order.
   absl::Status QueueOps(const int32_t* logit_rows, int32_t num_samples);
 
@@ -54,12 +62,14 @@ class ModelStepRunner final : public StepRunner {
   std::unique_ptr<Activations> activations_;
   std::unique_ptr<BatchInput> batch_;
   std::unique_ptr<SamplingInput> sampling_;
-  // [max_samples_] i32 token ids, then u8 marks of non-finite rows, of the step queued last. The
-  // next step reads the ids before it writes its own.
+  // [max_samples_] i32 token ids, then u8 marks of non-finite rows, then [max_samples_,
+  // kLogprobsPerRow] logprobs, of the step queued last. The next step reads the ids before it
+  // writes its own. The logprobs are copied back only when a row asks for them.
   DeviceBuffer samples_;
+  DeviceBuffer scratch_;  // [max_samples_, V] FP32: where rows with logprobs are drawn
   int64_t num_launched_ = 0;
   int64_t num_collected_ = 0;
-  std::deque<std::vector<SequenceId>> launched_ids_;  // who sampled, per uncollected step
+  std::deque<std::vector<LaunchedRow>> launched_rows_;  // who sampled, per uncollected step
 };
 
 }  // namespace flashquant

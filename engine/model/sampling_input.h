@@ -15,10 +15,11 @@ namespace flashquant {
 
 class SamplingInput final {
  public:
-  // `eos_token_ids`: what a sequence below its min_output_tokens must not draw, with its own stop
-  // tokens.
+  // `max_token_counts`: of one sequence. `eos_token_ids`: what a sequence below its
+  // min_output_tokens must not draw, with its own stop tokens.
   static absl::StatusOr<std::unique_ptr<SamplingInput>> Create(Backend* backend,
                                                                int32_t max_sequences,
+                                                               int32_t max_token_counts,
                                                                std::vector<int32_t> eos_token_ids);
 
   // One row per sequence of the plan that samples, in its order, then greedy ones up to
@@ -27,6 +28,8 @@ class SamplingInput final {
 
   const SampleRow* rows() const { return rows_.device(); }
   const int32_t* banned_ids() const { return banned_ids_.device(); }
+  const TokenCount* token_counts() const { return token_counts_.device(); }
+  const TokenBias* biases() const { return biases_.device(); }
 
  private:
   SamplingInput(Backend* backend, std::vector<int32_t> eos_token_ids)
@@ -36,6 +39,8 @@ class SamplingInput final {
   const std::vector<int32_t> eos_token_ids_;
   StagedArray<SampleRow> rows_;
   StagedArray<int32_t> banned_ids_;
+  StagedArray<TokenCount> token_counts_;
+  StagedArray<TokenBias> biases_;
 };
 
 }  // namespace flashquant

@@ -58,7 +58,8 @@ absl::Status RunWarmUpStep(const StepPlan& plan, StepRunner* runner) {
 // such a step needs is taken before the recordings, which it would end, and before requests come.
 // What is written to blocks 1 and up is never read.
 absl::Status WarmUp(const EngineConfig& engine, bool all_sizes, StepRunner* runner) {
-  const SamplingParams sampling = {.temperature = 0.0f};
+  // With logprobs, so that what they need to come back is there before the first request.
+  const SamplingParams sampling = {.temperature = 0.0f, .top_logprobs = 0};
   const StopConditions stop;
   const int32_t most_tokens = std::min(
       {engine.token_budget, engine.context_length, (engine.num_blocks - 1) * engine.block_tokens});

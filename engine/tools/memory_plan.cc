@@ -11,6 +11,7 @@
 #include "engine/model/model_layout.h"
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/token_values.h"
 #include "kernels/planned_memory.h"
 
 namespace flashquant {
@@ -58,13 +59,17 @@ void AddLinear(const Checkpoint& checkpoint, const ModelConfig& config, const Li
   if (int4) sums->largest_int4 = std::max(sums->largest_int4, shape.n() * shape.k);
 }
 
-int64_t ActivationBytes(const ModelConfig& config, const MemoryPlanOptions& options) {
+int64_t ActivationBytes(const ModelConfig& config, int32_t context_length,
+                        const MemoryPlanOptions& options) {
   const int64_t sequences = RoundUp(options.max_sequences, kGpuRowMultiple);
   const int64_t rows = std::max<int64_t>(RoundUp(options.token_budget, kGpuRowMultiple), sequences);
   const int64_t row = 2 * config.hidden_size + config.qkv_size() +
                       int64_t{config.num_heads} * config.head_dim + 3 * config.intermediate_size;
-  const int64_t logits = config.hidden_size * kActivationBytes + int64_t{config.vocab_size} * 4;
-  return rows * row * kActivationBytes + sequences * logits;
+  // Logits, and room to draw rows with logprobs in.
+  const int64_t logits = config.hidden_size * kActivationBytes + int64_t{config.vocab_size} * 4 * 2;
+  const int64_t token_counts =
+      std::min(config.vocab_size, context_length) * static_cast<int64_t>(sizeof(TokenCount));
+  return rows * row * kActivationBytes + sequences * (logits + token_counts);
 }
 
 }  // namespace
@@ -96,7 +101,7 @@ absl::StatusOr<MemoryPlan> MakeMemoryPlan(const Checkpoint& checkpoint,
   plan.tables = tables.bytes - tables.outliers;
   plan.small = (2 * int64_t{config.num_layers} + 1) * config.hidden_size * 4 +
                int64_t{plan.context_length} * config.head_dim * 4;
-  plan.activations = ActivationBytes(config, options);
+  plan.activations = ActivationBytes(config, plan.context_length, options);
   plan.scratch = PlannedScratchBytes(layers.largest_int4, head_columns, options.max_sequences);
   plan.recordings =
       PlannedRecordingBytes(config.num_layers, options.max_sequences, kGpuRowMultiple);

@@ -1,15 +1,20 @@
 // Steps of a small random model on the CPU backend: a decode step as it is recorded (padding rows
-// as empty sequences, a logit row for every row) gives the tokens of the plain one.
+// as empty sequences, a logit row for every row) gives the tokens of the plain one; penalties and
+// logprobs follow the logits that a teacher-forced pass over the whole answer gives.
 #include "engine/model/model_step_runner.h"
 
+#include <algorithm>
 #include <fstream>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "engine/model/loaded_model.h"
+#include "engine/model/text_scorer.h"
 #include "engine/quantize/random_checkpoint.h"
 #include "tests/engine/quantize/small_checkpoint.h"
+#include "tests/support/reference_ops.h"
 #include "tests/support/status_matchers.h"
 
 namespace flashquant {
@@ -25,6 +30,19 @@ struct Running {
   std::vector<int32_t> tokens;  // known to the host
   std::vector<int32_t> blocks;
   SamplingParams sampling;
+  size_t num_prompt_tokens = 0;
+  std::vector<TokenCount> counts = {};
+  std::vector<OutputLogprobs> logprobs = {};
+
+  // As the scheduler counts for a repetition penalty: tokens of the prompt too.
+  void Count() {
+    counts.clear();
+    for (int32_t id = 0; id < 300; ++id) {
+      const auto answer = std::span(tokens).subspan(num_prompt_tokens);
+      const auto outputs = static_cast<int32_t>(std::ranges::count(answer, id));
+      if (std::ranges::count(tokens, id) > 0) counts.push_back({id, outputs});
+    }
+  }
 };
 
 class ModelStepRunnerTest : public testing::Test {
@@ -65,7 +83,8 @@ class ModelStepRunnerTest : public testing::Test {
            .samples = true,
            .output_position = static_cast<int64_t>(running.tokens.size()),
            .sampling = &running.sampling,
-           .stop = &stop_});
+           .stop = &stop_,
+           .token_counts = running.counts});
       plan.num_tokens += counts[i];
     }
     plan.num_rows = RoundUp(plan.num_tokens, 4);
@@ -83,6 +102,7 @@ class ModelStepRunnerTest : public testing::Test {
       }
       sequences[i].sampling.temperature = i % 2 == 0 ? 0.0f : 0.9f;
       sequences[i].sampling.seed = i;
+      sequences[i].num_prompt_tokens = sequences[i].tokens.size();
     }
     return sequences;
   }
@@ -92,27 +112,51 @@ class ModelStepRunnerTest : public testing::Test {
     for (size_t i = 0; i < sequences->size(); ++i) {
       EXPECT_FALSE(result.tokens[i].non_finite);
       (*sequences)[i].tokens.push_back(result.tokens[i].token_id);
+      const auto& asked = (*sequences)[i].sampling.top_logprobs;
+      ASSERT_EQ(result.tokens[i].logprobs.has_value(), asked.has_value());
+      if (!asked.has_value()) continue;
+      EXPECT_EQ(result.tokens[i].logprobs->chosen.token_id, result.tokens[i].token_id);
+      EXPECT_EQ(result.tokens[i].logprobs->top.size(), static_cast<size_t>(*asked));
+      (*sequences)[i].logprobs.push_back(*result.tokens[i].logprobs);
     }
   }
 
-  // Tokens of all sequences after a prefill and `steps` decode steps, collected at once.
-  std::vector<std::vector<int32_t>> Generate(bool record, int steps) {
+  // The sequences after a prefill and `steps` decode steps, collected at once.
+  std::vector<Running> Run(bool record, int steps, std::vector<Running> sequences) {
     const auto runner = MakeRunner(record);
-    std::vector<Running> sequences = MakeSequences();
     std::vector<int32_t> counts;
     for (const Running& running : sequences) {
       counts.push_back(static_cast<int32_t>(running.tokens.size()));
     }
     for (int step = 0; step <= steps; ++step) {
+      for (Running& running : sequences) running.Count();
       EXPECT_THAT(runner->Launch(Plan(sequences, counts)), IsOk());
       const auto result = runner->Collect();
       EXPECT_THAT(result, IsOk());
       Append(*result, &sequences);
       counts.assign(sequences.size(), 1);
     }
+    return sequences;
+  }
+  std::vector<std::vector<int32_t>> Generate(bool record, int steps) {
     std::vector<std::vector<int32_t>> tokens;
-    for (const Running& running : sequences) tokens.push_back(running.tokens);
+    for (const Running& running : Run(record, steps, MakeSequences())) {
+      tokens.push_back(running.tokens);
+    }
     return tokens;
+  }
+
+  // Logits after each token, by one pass over all of them.
+  std::vector<std::vector<float>> TeacherForced(const std::vector<int32_t>& tokens) {
+    auto scorer = TextScorer::Create(loaded_.model.get(), loaded_.backend.get(), 64);
+    EXPECT_THAT(scorer, IsOk());
+    std::vector<std::vector<float>> logits;
+    EXPECT_THAT((*scorer)->VisitLogits(tokens,
+                                       [&](int32_t, std::span<const float> row) {
+                                         logits.emplace_back(row.begin(), row.end());
+                                       }),
+                IsOk());
+    return logits;
   }
 
   WorkDir work_;
@@ -124,6 +168,66 @@ TEST_F(ModelStepRunnerTest, RecordedDecodeStepsGiveTheTokensOfPlainOnes) {
   const auto plain = Generate(/*record=*/false, 12);
   EXPECT_EQ(Generate(/*record=*/true, 12), plain);
   EXPECT_NE(plain[0], plain[1]);
+}
+
+TEST_F(ModelStepRunnerTest, PenaltiesBiasesAndLogprobsFollowTheModelsLogits) {
+  std::vector<Running> sequences = MakeSequences();
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    SamplingParams& sampling = sequences[i].sampling;
+    sampling.temperature = 0.0f;
+    if (i != 1) sampling.repetition_penalty = 1.0f + 0.3f * static_cast<float>(i);
+    if (i == 2) sampling.frequency_penalty = 0.5f;
+    if (i == 3) sampling.presence_penalty = 1.5f;
+    if (i == 4) sampling.logit_bias = {{17, 0.4f}, {40, -1.0f}};
+    if (i != 3) sampling.top_logprobs = static_cast<int32_t>(5 * i);
+  }
+  for (const bool record : {false, true}) {
+    for (const Running& running : Run(record, 20, sequences)) {
+      const std::vector<std::vector<float>> logits = TeacherForced(running.tokens);
+      const SampleRow row = {.repetition_penalty = running.sampling.repetition_penalty,
+                             .presence_penalty = running.sampling.presence_penalty,
+                             .frequency_penalty = running.sampling.frequency_penalty};
+      for (size_t i = running.num_prompt_tokens; i < running.tokens.size(); ++i) {
+        const auto prompt_end = running.tokens.begin() + running.num_prompt_tokens;
+        const ReferenceHistory history = {
+            .prompt = {running.tokens.begin(), prompt_end},
+            .answer = {prompt_end, running.tokens.begin() + static_cast<int64_t>(i)},
+            .biases = running.sampling.logit_bias};
+        const std::vector<double> penalised = ReferencePenalisedLogits(logits[i - 1], row, history);
+        const auto drawn = static_cast<size_t>(running.tokens[i]);
+        EXPECT_NEAR(penalised[drawn], *std::ranges::max_element(penalised), 1e-4);
+        if (!running.sampling.top_logprobs.has_value()) continue;
+        const std::vector<double> expected = ReferenceLogprobs(logits[i - 1]);
+        const OutputLogprobs& got = running.logprobs[i - running.num_prompt_tokens];
+        EXPECT_NEAR(got.chosen.logprob, expected[drawn], 1e-4);
+        for (const TokenLogprob& top : got.top) {
+          EXPECT_NEAR(top.logprob, expected[static_cast<size_t>(top.token_id)], 1e-4);
+        }
+        if (!got.top.empty()) {
+          EXPECT_NEAR(got.top[0].logprob, *std::ranges::max_element(expected), 1e-4);
+        }
+      }
+    }
+  }
+}
+
+// Without them this model goes round in circles.
+TEST_F(ModelStepRunnerTest, PenaltiesMakeAnAnswerRepeatLess) {
+  std::vector<Running> sequences = MakeSequences();
+  const auto distinct = [](const Running& running) {
+    const std::set<int32_t> ids(running.tokens.begin(), running.tokens.end());
+    return ids.size();
+  };
+  for (Running& running : sequences) running.sampling.temperature = 0.0f;
+  const std::vector<Running> plain = Run(true, 25, sequences);
+  for (Running& running : sequences) running.sampling.frequency_penalty = 2.0f;
+  const std::vector<Running> penalised = Run(true, 25, sequences);
+  size_t plain_total = 0, penalised_total = 0;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    plain_total += distinct(plain[i]);
+    penalised_total += distinct(penalised[i]);
+  }
+  EXPECT_GT(penalised_total, plain_total);
 }
 
 TEST_F(ModelStepRunnerTest, AStepLaunchedAheadReadsTheTokenThatTheHostHasNotSeen) {
