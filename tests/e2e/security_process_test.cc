@@ -13,6 +13,7 @@
 #include "engine/base/exit_code.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "server/token_file.h"
 #include "tests/e2e/server_process.h"
 #include "tests/support/test_certificates.h"
@@ -75,6 +76,53 @@ TEST_F(SecureServerTest, CommandsReachAServerWithTlsAndTokens) {
   Process plain({"generate", "--target", serve.target(), "--prompt", "x", "--timeout", "20"});
   EXPECT_EQ(plain.Wait(), kExitUnavailable);
   EXPECT_THAT(plain.err(), HasSubstr("--tls-ca"));
+}
+
+// What an image's health check does: the options of the server in place of flags.
+TEST_F(SecureServerTest, LocalHealthCheckFollowsTheServersPortAndTls) {
+  WriteCertificates();
+  const auto health = [](const ServeProcess& serve, const nlohmann::json& tls,
+                         const std::vector<std::string>& more) {
+    const std::string port = serve.target().substr(serve.target().rfind(':'));
+    const nlohmann::json config = {
+        {"listen", {{"address", "0.0.0.0" + port}, {"insecure_bind", true}}}, {"tls", tls}};
+    std::vector<std::string> arguments = {"health", "--local", "--config",
+                                          WriteTestFile("local.json", config.dump())};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    Process process(arguments);
+    const int code = process.Wait();
+    EXPECT_TRUE(code == 0 || !process.err().empty());
+    return code;
+  };
+  const nlohmann::json tls = {{"cert_file", cert_}, {"key_file", key_}};
+  nlohmann::json mutual_tls = tls;
+  mutual_tls["client_ca_file"] = ca_file_;
+  {
+    ServeProcess serve({"--model", kDemoModel});
+    ASSERT_TRUE(serve.WaitUntilServing()) << serve.err();
+    EXPECT_EQ(health(serve, nlohmann::json::object(), {}), 0);
+    EXPECT_EQ(health(serve, tls, {"--timeout", "2"}), kExitUnavailable);
+  }
+  {
+    ServeProcess serve({"--model", kDemoModel, "--tls-cert", cert_, "--tls-key", key_});
+    ASSERT_TRUE(serve.WaitUntilServing(Client())) << serve.err();
+    EXPECT_EQ(health(serve, tls, {}), 0);
+    EXPECT_EQ(health(serve, nlohmann::json::object(), {"--timeout", "2"}), kExitUnavailable);
+  }
+  // The server's own certificate where its CA is the clients' too, else one that is given.
+  ServeProcess serve(
+      {"--model", kDemoModel, "--tls-cert", cert_, "--tls-key", key_, "--tls-client-ca", ca_file_});
+  ClientSecurity client = Client();
+  const CertificateAndKey pair = MakeCertificate(ca_);
+  client.cert_pem = pair.cert;
+  client.key_pem = pair.key;
+  ASSERT_TRUE(serve.WaitUntilServing(client)) << serve.err();
+  EXPECT_EQ(health(serve, mutual_tls, {}), 0);
+  const CertificateAndKey stranger = MakeCertificate(MakeCa());
+  const std::string cert = WriteTestFile("stranger.pem", stranger.cert);
+  const std::string key = WriteTestFile("stranger_key.pem", stranger.key);
+  EXPECT_EQ(health(serve, mutual_tls, {"--tls-cert", cert, "--tls-key", key, "--timeout", "2"}),
+            kExitUnavailable);
 }
 
 TEST_F(SecureServerTest, SighupTakesNewFilesAndKeepsOldOnesThatWere) {  // L6
