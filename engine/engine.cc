@@ -128,6 +128,11 @@ class Engine::Impl {
 
   void Wake() { inbox_->Ring(); }
 
+  void ResetPrefixCache() {
+    reset_prefix_cache_.store(true);
+    inbox_->Ring();
+  }
+
   bool Drain(TimePoint deadline) {
     EngineHealth serving = EngineHealth::kServing;
     health_.compare_exchange_strong(serving, EngineHealth::kDraining);
@@ -190,6 +195,7 @@ class Engine::Impl {
 
   absl::StatusOr<bool> CatchStep() {
     try {
+      if (reset_prefix_cache_.exchange(false)) loop_.ResetPrefixCache();
       return loop_.RunStep();
     } catch (const std::exception& exception) {
       return InternalError("exception in an engine step: {}", exception.what());
@@ -230,6 +236,7 @@ class Engine::Impl {
 
   std::atomic<bool> stop_{false};
   std::atomic<bool> end_all_{false};
+  std::atomic<bool> reset_prefix_cache_{false};
   std::atomic<bool> in_step_{false};
   std::atomic<int64_t> turns_{0};
   std::atomic<EngineHealth> health_{EngineHealth::kServing};
@@ -262,6 +269,8 @@ absl::StatusOr<std::shared_ptr<RequestStream>> Engine::Submit(GenerateRequest re
 }
 
 void Engine::NotifyCancelled() { impl_->Wake(); }
+
+void Engine::ResetPrefixCache() { impl_->ResetPrefixCache(); }
 
 bool Engine::Drain(TimePoint deadline) { return impl_->Drain(deadline); }
 

@@ -29,6 +29,7 @@ struct EngineStats {
   int64_t requests_paused = 0;
   int64_t kv_blocks_total = 0;  // usable ones, null block excluded
   int64_t kv_blocks_used = 0;
+  int64_t kv_blocks_cached = 0;       // kept by the prefix cache alone
   int64_t kv_blocks_unaccounted = 0;  // anything but 0 is a bug
   int64_t steps = 0;
 };
@@ -73,6 +74,9 @@ class Engine final {
   // Makes the engine look at cancels and deadlines now although nothing runs. RequestStream::Cancel
   // does it by itself; tests need it after moving a fake clock. Any thread.
   void NotifyCancelled();
+
+  // Forgets what the prefix cache keeps, at the next step boundary. Any thread; does not wait.
+  void ResetPrefixCache();
 
   // Refuses new requests and waits until the accepted ones ended or `deadline` passed; what is left
   // then ends with UNAVAILABLE. Returns whether all had ended by themselves. Not the engine thread.

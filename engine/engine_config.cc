@@ -23,6 +23,7 @@ absl::Status EngineConfig::Validate() const {
   FQ_RETURN_IF_ERROR(CheckRange("block_tokens", block_tokens, 1, 1024));
   FQ_RETURN_IF_ERROR(CheckRange("num_blocks", num_blocks, 0, 1 << 26));
   FQ_RETURN_IF_ERROR(CheckRange("row_multiple", row_multiple, 1, 256));
+  FQ_RETURN_IF_ERROR(CheckRange("priority_ageing_ms", priority_ageing_ms, 1, 3'600'000));
   // Less would let the oldest sequences starve the others of their one token per step.
   if (token_budget < max_sequences) {
     return FailedPreconditionError(

@@ -17,6 +17,9 @@ struct EngineConfig {
   int32_t num_blocks = 0;      // KV blocks, the null block included; 0 = from memory
   int32_t row_multiple = 1;    // decode batches are padded to this; the backend's by default
   bool run_ahead = false;      // launch a step before the last one is collected
+  bool prefix_cache = true;    // keep what prompts have in common
+  // Ageing: a step of priority is worth this much of waiting.
+  int32_t priority_ageing_ms = 2000;
 
   // FAILED_PRECONDITION naming the key, the range and the value. The two zeros that mean "to be
   // filled in" pass here; Engine::Create refuses them.

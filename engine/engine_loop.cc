@@ -18,6 +18,8 @@ SchedulerConfig ToSchedulerConfig(const EngineConfig& config) {
   result.block_tokens = config.block_tokens;
   result.num_blocks = config.num_blocks;
   result.row_multiple = config.row_multiple;
+  result.prefix_cache = config.prefix_cache;
+  result.priority_ageing = std::chrono::milliseconds(config.priority_ageing_ms);
   return result;
 }
 
@@ -101,8 +103,13 @@ void EngineLoop::TakeInbox() {
     const SequenceId id = next_id_++;
     auto live = std::make_unique<LiveRequest>(std::move(accepted), dependencies_);
     GenerateRequest& request = live->request;
-    scheduler_.Add(id, std::move(request.prompt_tokens), request.sampling, request.stop,
-                   request.stop.max_output_tokens);
+    scheduler_.Add(id, {.prompt_tokens = std::move(request.prompt_tokens),
+                        .sampling = request.sampling,
+                        .stop = request.stop,
+                        .max_output_tokens = request.stop.max_output_tokens,
+                        .priority = request.priority,
+                        .cache_salt = request.cache_salt,
+                        .arrival = request.arrival});
     live_.emplace(id, std::move(live));
   }
 }
@@ -139,7 +146,7 @@ void EngineLoop::AnnounceAdmitted(TimePoint now) {
     LiveRequest& live = *live_.at(id);
     live.admitted = now;
     inbox_->LeftQueue();
-    live.stream->PushAdmitted();
+    live.stream->PushAdmitted(scheduler_.Find(id)->num_cached_prompt_tokens);
     Notify(live.stream);
   }
 }
@@ -237,6 +244,7 @@ void EngineLoop::FillUsage(const LiveRequest& live, SequenceId id, FinishedEvent
   usage.prompt_tokens = live.num_prompt_tokens;
   usage.output_tokens = live.stop_checker.num_output_tokens();
   if (const Sequence* sequence = scheduler_.Find(id)) {
+    usage.cached_prompt_tokens = sequence->num_cached_prompt_tokens;
     usage.recomputed_tokens = sequence->num_recomputed;
     usage.preemptions = sequence->num_preemptions;
   }
@@ -328,6 +336,7 @@ void EngineLoop::PublishStats(TimePoint now) {
   stats.requests_running = scheduler_.num_running() - stats.requests_paused;
   stats.requests_preempted = scheduler_.num_preempted();
   stats.kv_blocks_total = scheduler_.usable_blocks();
+  stats.kv_blocks_cached = scheduler_.blocks_cached();
   stats.kv_blocks_used = scheduler_.blocks_used();
   stats.kv_blocks_unaccounted = scheduler_.blocks_unaccounted();
   stats.steps = num_steps_;
@@ -343,14 +352,26 @@ void EngineLoop::PublishStats(TimePoint now) {
     oldest_age = now - live_.at(*oldest)->request.arrival;
   }
   metrics_->SetOldestWaiting(oldest_age);
-  metrics_->SetKvBlocks(stats.kv_blocks_used, 0, stats.kv_blocks_total - stats.kv_blocks_used,
+  metrics_->SetKvBlocks(stats.kv_blocks_used, stats.kv_blocks_cached,
+                        stats.kv_blocks_total - stats.kv_blocks_used - stats.kv_blocks_cached,
+  ReportCounters();
+}
+
+void EngineLoop::ReportCounters() {
                         stats.kv_blocks_unaccounted);
   const SchedulerCounters counters = scheduler_.counters();
   metrics_->AddInputTokens(InputTokens::kComputed,
+  metrics_->AddInputTokens(InputTokens::kCached,
+                           counters.prompt_tokens_cached - reported_.prompt_tokens_cached);
                            counters.prompt_tokens_computed - reported_.prompt_tokens_computed);
   metrics_->AddInputTokens(InputTokens::kRecomputed,
                            counters.tokens_recomputed - reported_.tokens_recomputed);
-  metrics_->AddPreemptions(counters.preemptions - reported_.preemptions);
+  metrics_->AddPreemptions(PreemptionCause::kKvPressure,
+                           counters.preemptions_for_blocks - reported_.preemptions_for_blocks);
+  metrics_->AddPreemptions(PreemptionCause::kPriority,
+                           counters.preemptions_for_priority - reported_.preemptions_for_priority);
+  metrics_->AddPrefixCacheLookup(counters.cache_hit_tokens - reported_.cache_hit_tokens,
+                                 counters.cache_miss_tokens - reported_.cache_miss_tokens);
   metrics_->AddKvAllocationFailures(counters.allocation_failures - reported_.allocation_failures);
   reported_ = counters;
 }

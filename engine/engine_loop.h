@@ -44,6 +44,8 @@ class EngineLoop final {
   // Ends every accepted request, the ones in the inbox included, with `error`.
   void EndAll(const absl::Status& error, GenerationEnd end);
 
+  void ResetPrefixCache() { scheduler_.ClearPrefixCache(); }
+
   // Snapshot of the last step boundary. Any thread.
   EngineStats stats() const;
 
@@ -93,6 +95,7 @@ class EngineLoop final {
   void FillUsage(const LiveRequest& live, SequenceId id, FinishedEvent* event) const;
   void Notify(const std::shared_ptr<RequestStream>& stream);
   void PublishStats(TimePoint now);
+  void ReportCounters();
   // Pushes the terminal events. After PublishStats: who has seen the end of a request finds it gone
   // from all counts.
   void PublishEnds();

@@ -115,7 +115,9 @@ void Metrics::SetOldestWaiting(std::optional<Duration> age) {
   Set(oldest_waiting_, age.has_value() ? UnixSeconds() - ToSeconds(*age) : 0.0);
 }
 
-void Metrics::AddPreemptions(int64_t count) { Add(preemptions_, count); }
+void Metrics::AddPreemptions(PreemptionCause cause, int64_t count) {
+  Add(preemptions_[Index(cause)], count);
+}
 
 void Metrics::StepFinished(StepPhase phase, int64_t real_rows, int64_t launched_rows,
                            Duration duration) {
@@ -152,6 +154,11 @@ void Metrics::SetKvBlocks(int64_t used, int64_t cached, int64_t free, int64_t un
 }
 
 void Metrics::AddKvAllocationFailures(int64_t count) { Add(kv_allocation_failures_, count); }
+
+void Metrics::AddPrefixCacheLookup(int64_t hit_tokens, int64_t miss_tokens) {
+  Add(prefix_cache_lookup_[0], hit_tokens);
+  Add(prefix_cache_lookup_[1], miss_tokens);
+}
 
 void Metrics::StreamOpened() { streams_open_->Increment(); }
 

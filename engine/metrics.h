@@ -55,6 +55,7 @@ enum class GenerationEnd {
   kError
 };
 enum class InputTokens { kComputed, kCached, kRecomputed };
+enum class PreemptionCause { kKvPressure, kPriority };
 enum class DiscardReason { kCancelled, kPastStop, kDeadline };
 enum class StepStage { kSchedule, kForward, kDeliver };
 enum class StreamAbort { kClientCancel, kDisconnect, kDeadline, kSlowReader, kDrain };
@@ -98,7 +99,7 @@ class Metrics final {
   void SetQueueLimit(int64_t limit);
   // Age of the oldest waiting request; nullopt = none.
   void SetOldestWaiting(std::optional<Duration> age);
-  void AddPreemptions(int64_t count);
+  void AddPreemptions(PreemptionCause cause, int64_t count);
   // One pass that has been collected.
   void StepFinished(StepPhase phase, int64_t real_rows, int64_t launched_rows, Duration duration);
   void AddStageTime(StepPhase phase, StepStage stage, Duration duration);
@@ -113,6 +114,8 @@ class Metrics final {
 
   // Streams and transport: called by the server.
   void StreamOpened();
+  // Of the tokens of sequences that were admitted: found, and not found.
+  void AddPrefixCacheLookup(int64_t hit_tokens, int64_t miss_tokens);
   void StreamClosed();
   void AddPendingMessages(int64_t delta);
   void StreamAborted(StreamAbort reason);
@@ -178,7 +181,7 @@ class Metrics final {
   prometheus::Gauge* requests_paused_ = nullptr;
   prometheus::Gauge* queue_limit_ = nullptr;
   prometheus::Gauge* oldest_waiting_ = nullptr;
-  prometheus::Counter* preemptions_ = nullptr;
+  Counters<2> preemptions_{};
   Counters<kNumPhases> engine_steps_{};
   std::array<prometheus::Histogram*, kNumPhases> step_duration_{};
   std::array<prometheus::Histogram*, kNumPhases> step_rows_{};
@@ -199,6 +202,7 @@ class Metrics final {
   prometheus::Gauge* streams_open_ = nullptr;
   prometheus::Gauge* stream_pending_messages_ = nullptr;
   Counters<5> stream_aborts_{};
+  Counters<2> prefix_cache_lookup_{};  // hit, miss
   Counters<4> auth_failures_{};
   prometheus::Histogram* stream_stall_ = nullptr;
   prometheus::Histogram* callback_delay_ = nullptr;

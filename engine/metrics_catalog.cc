@@ -200,8 +200,8 @@ void Metrics::BuildScheduler(const Builder& builder) {
   queue_limit_ = builder.Gauge("queue_limit", "Most requests that may wait");
   oldest_waiting_ = builder.Gauge("oldest_waiting_timestamp_seconds",
                                   "Arrival of the oldest waiting request, 0 if none");
-  preemptions_ = builder.Counter("preemptions_total", "Sequences that lost their KV blocks",
-                                 {{"cause", "kv_pressure"}});
+  builder.Split<2>(&preemptions_, "preemptions_total", "Sequences that lost their KV blocks",
+                   "cause", {"kv_pressure", "priority"});
   for (size_t phase = 0; phase < kNumPhases; ++phase) {
     const Builder::Labels label = {{"phase", kPhaseNames[phase]}};
     engine_steps_[phase] = builder.Counter("engine_steps_total", "Forward passes", label);
@@ -237,7 +237,10 @@ void Metrics::BuildKv(const Builder& builder) {
   kv_allocation_failures_ =
       builder.Counter("kv_allocation_failures_total", "KV blocks asked for and not given");
   kv_blocks_unaccounted_ =
-      builder.Gauge("kv_blocks_unaccounted", "Pool minus owned and free; not 0 is a bug");
+      builder.Gauge("kv_blocks_unaccounted", "Pool minus owned, cached and free; not 0 is a bug");
+  builder.Split<2>(&prefix_cache_lookup_, "prefix_cache_lookup_tokens_total",
+                   "Tokens of sequences that were admitted, by whether the prefix cache had them",
+                   "result", {"hit", "miss"});
 }
 
 void Metrics::BuildStreams(const Builder& builder) {

@@ -55,10 +55,11 @@ std::optional<CancelReason> RequestStream::cancel_reason() const {
   return static_cast<CancelReason>(reason);
 }
 
-void RequestStream::PushAdmitted() {
+void RequestStream::PushAdmitted(int64_t cached_prompt_tokens) {
   MutexLock lock(&mu_);
   FQ_CHECK(!finished_);
   update_.admitted = true;
+  update_.cached_prompt_tokens = cached_prompt_tokens;
   ready_.NotifyOne();
 }
 

@@ -31,6 +31,7 @@ class StreamListener {
 // Everything that happened since the last Take.
 struct StreamUpdate {
   bool admitted = false;                  // first scheduling happened (reported once)
+  int64_t cached_prompt_tokens = 0;       // with `admitted`: found in the prefix cache
   std::vector<int32_t> token_ids;         // next output tokens
   std::vector<TimePoint> token_times;     // when each was committed, for latency metrics
   std::optional<FinishedEvent> finished;  // the last update of a stream has it
@@ -68,8 +69,9 @@ class RequestStream final {
   std::optional<CancelReason> cancel_reason() const;
 
   // Producer (engine thread) only. A push after Finish is a bug.
-  void PushAdmitted();
-  void PushToken(int32_t token_id, TimePoint time);
+  void PushAdmitted(int64_t cached_prompt_tokens = 0);
+  void PushToken(int32_t token_id, TimePoint time,
+                 std::optional<OutputLogprobs> logprobs = std::nullopt);
   void PushFinished(FinishedEvent event);
   // The token that ends the request and the terminal event, in one update: the consumer must know
   // that it is the last one before it turns it into text.

@@ -92,7 +92,9 @@ void GenerateSession::TakeMessages(TimePoint now) {
   if (update.empty()) update = stream_->Take();
   if (update.admitted) {
     admitted_ = true;
-    *outbox_.emplace_back().mutable_accepted() = settings_.accepted;
+    v1::Accepted* accepted = outbox_.emplace_back().mutable_accepted();
+    *accepted = settings_.accepted;
+    accepted->set_cached_prompt_tokens(static_cast<uint32_t>(update.cached_prompt_tokens));
   }
   ObserveTokens(update, now);
   AddDelta(update.token_ids, update.finished);

@@ -30,10 +30,10 @@ absl::StatusOr<std::unique_ptr<ModelStepRunner>> ModelStepRunner::Create(
     const DecoderModel* model, Backend* backend, const StepRunnerOptions& options) {
   const ModelConfig& config = model->config();
   std::unique_ptr<ModelStepRunner> runner(new ModelStepRunner(model, backend, options));
-  // Sequences share no blocks, so a step cannot name more than there are.
-  const int64_t max_blocks = std::min<int64_t>(
-      options.num_blocks,
-      int64_t{options.max_sequences} * CeilDiv(options.context_length, options.block_tokens));
+  // Sequences may share blocks: a step can name more than there are.
+  const int64_t max_blocks =
+      std::min<int64_t>(INT32_MAX, int64_t{options.max_sequences} *
+                                       CeilDiv(options.context_length, options.block_tokens));
   const int32_t max_rows =
       std::max(RoundUp(options.token_budget, options.row_multiple), runner->max_samples_);
   const BatchLimits limits = {.max_rows = max_rows,

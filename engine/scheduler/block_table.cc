@@ -1,6 +1,6 @@
-// Ownership of a sequence's KV blocks.
 #include "engine/scheduler/block_table.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace flashquant {
@@ -17,9 +17,27 @@ BlockTable& BlockTable::operator=(BlockTable&& other) noexcept {
   return *this;
 }
 
+void BlockTable::Share(std::span<const int32_t> ids) {
+  for (int32_t id : ids) {
+    allocator_->AddReference(id);
+    ids_.push_back(id);
+  }
+}
+
+BlockTable BlockTable::Replace(int32_t index, int32_t id) {
+  allocator_->AddReference(id);
+  BlockTable replaced(allocator_);
+  replaced.ids_.push_back(std::exchange(ids_[static_cast<size_t>(index)], id));
+  return replaced;
+}
+
 void BlockTable::Clear() {
-  for (int32_t id : ids_) allocator_->Release(id);
-  ids_.clear();
+  for (; !ids_.empty(); ids_.pop_back()) allocator_->Release(ids_.back());
+}
+
+int32_t BlockTable::num_exclusive() const {
+  return static_cast<int32_t>(
+      std::ranges::count_if(ids_, [this](int32_t id) { return allocator_->references(id) == 1; }));
 }
 
 }  // namespace flashquant

@@ -10,7 +10,8 @@
 
 namespace flashquant {
 
-// Move-only and append-only. Its allocator must outlive it. Engine thread only.
+// Move-only. Holds one reference to each of its blocks. Its allocator must outlive it. Engine
+// thread only.
 class BlockTable final {
  public:
   explicit BlockTable(BlockAllocator* allocator) : allocator_(allocator) {}
@@ -20,13 +21,20 @@ class BlockTable final {
   BlockTable(const BlockTable&) = delete;
   BlockTable& operator=(const BlockTable&) = delete;
 
-  // Appends `count` (>= 0) blocks, all or none: false when fewer are free.
+  // Appends `count` (>= 0) new blocks, all or none: false when fewer are available.
   bool Grow(int32_t count) { return allocator_->Allocate(count, &ids_); }
-  // Returns all blocks.
+  // Appends blocks that others own too, or that are idle.
+  void Share(std::span<const int32_t> ids);
+  // Puts the block `id`, used or idle, in the place of block `index`; returns a table with the one
+  // that was there.
+  BlockTable Replace(int32_t index, int32_t id);
+  // Returns all blocks, the last one first: so a block is never longer idle than one before it.
   void Clear();
 
   std::span<const int32_t> ids() const { return ids_; }
   int32_t num_blocks() const { return static_cast<int32_t>(ids_.size()); }
+  // Blocks that Clear would make available.
+  int32_t num_exclusive() const;
 
  private:
   BlockAllocator* allocator_;

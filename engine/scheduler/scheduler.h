@@ -5,16 +5,26 @@
 // sequence ends (stop strings, deadlines, cancels) is decided outside and told through Release.
 //
 // Rules, each with a test of its name in tests/engine/scheduler:
-//  - decodes first, oldest first; then chunks of prompts that have begun; then admission.
+//  - sequences have an order (Rank): their time of arrival, less priority_ageing for each step of
+//    priority. So a request is overtaken only by those of higher priority that arrive less than
+//    (their priority - its own) * priority_ageing after it: however many come, nobody starves;
+//  - decodes first, in that order; then chunks of prompts that have begun; then admission.
 //    While others wait behind it, a chunk takes at most half of what the decodes leave;
-//  - admission first come first served: preempted sequences, then waiting ones, head of line
-//    first, with blocks for all tokens known so far; while others run, one free block for
-//    each stays;
-//  - a sequence without room takes the blocks of a paused one, else of the youngest running
-//    one that is younger than itself, else it sits out the step. So the oldest running one
-//    always gets on;
+//  - admission in that order too, preempted and waiting ones alike (of equal priority the preempted
+//    ones arrived first), head of line first, with blocks for all tokens known so far; while others
+//    run, one free block for each stays;
+//  - a sequence without room takes the blocks of a paused one, else of the last running one that is
+//    behind itself, else it sits out the step. So the first running one always gets on;
+//  - the head of line, when it has no room, takes that of running ones of lower priority behind it,
+//    the last of them first, but never of the first running one, and only when that makes room
+//    enough;
 //  - after kMaxPreemptions a sequence is admitted with blocks for its whole length and is
-//    no victim.
+//    no victim;
+//  - with prefix_cache a sequence is admitted with the kept blocks that hold how its tokens begin,
+//    for the same cache salt, and computes the rest: at least its last token. Full blocks are kept
+//    once a row that has seen them was drawn from, finite, in a committed step; they are given up,
+//    the longest unused first, when others need room. A sequence that ends with a row that is not
+//    finite takes what it shared out of the cache.
 //
 // Run-ahead: Schedule may be called while one earlier plan is uncommitted. The token that plan
 // draws is then unknown, and the new plan refers to it by SequenceStep::previous_row. A sequence
@@ -25,19 +35,20 @@
 // (paged blocks, recompute).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/base/clock.h"
 #include "engine/scheduler/block_allocator.h"
+#include "engine/scheduler/prefix_cache.h"
 #include "engine/scheduler/sequence.h"
 #include "engine/scheduler/step_plan.h"
 
@@ -49,6 +60,8 @@ struct SchedulerConfig {
   int32_t block_tokens = 16;
   int32_t num_blocks = 0;  // the null block included
   int32_t row_multiple = 1;
+  bool prefix_cache = false;
+  Duration priority_ageing = std::chrono::seconds(2);  // per step of priority, above 0
 };
 
 enum class ReleaseReason { kFinished, kCancelled, kDeadline, kError };
@@ -78,8 +91,13 @@ struct CommitResult {
 // Sums since the start.
 struct SchedulerCounters {
   int64_t prompt_tokens_computed = 0;  // for the first time
+  int64_t prompt_tokens_cached = 0;    // never computed: found when admitted for the first time
   int64_t tokens_recomputed = 0;
-  int64_t preemptions = 0;
+  int64_t preemptions_for_blocks = 0;
+  int64_t preemptions_for_priority = 0;
+  // Of the tokens known at each admission, first or not.
+  int64_t cache_hit_tokens = 0;
+  int64_t cache_miss_tokens = 0;
   int64_t allocation_failures = 0;  // asked for blocks and not given
 };
 
@@ -98,9 +116,8 @@ class Scheduler final {
                               int32_t block_tokens);
   int32_t usable_blocks() const { return allocator_.usable_blocks(); }
 
-  // Queues a sequence. Ids rise from call to call: they are the order of arrival.
-  void Add(SequenceId id, std::vector<int32_t> prompt_tokens, const SamplingParams& sampling,
-           StopConditions stop, int32_t max_output_tokens);
+  // Queues a sequence. Ids rise from call to call; they order those of equal Rank::time.
+  void Add(SequenceId id, SequenceRequest request);
 
   // The next step; empty when nothing can run now. Valid until the next call of a non-const
   // function. At most one plan may be uncommitted before the call. A plan that is not empty must be
@@ -120,6 +137,9 @@ class Scheduler final {
   // an unknown id.
   void SetPaused(SequenceId id, bool paused);
 
+  // Forgets all kept contents. Blocks that sequences share stay shared.
+  void ClearPrefixCache() { prefix_cache_.Clear(); }
+
   // Null when unknown.
   const Sequence* Find(SequenceId id) const;
   int num_waiting() const { return static_cast<int>(waiting_.size()); }
@@ -129,16 +149,31 @@ class Scheduler final {
   // Of the running ones.
   int num_paused() const;
   int num_uncommitted() const { return static_cast<int>(uncommitted_.size()); }
+  // By arrival.
   std::optional<SequenceId> oldest_waiting() const;
+  // The padding of the next step, if nobody arrives meanwhile and it is nothing but decodes; else
+  // 0.
+  int32_t num_rows_to_fill() const;
+  // Owned by living sequences or plans in flight.
   int32_t blocks_used() const { return allocator_.num_used(); }
-  // Pool minus blocks of living sequences, of plans in flight and free ones: 0, or it is a bug.
+  // Kept for their contents alone.
+  int32_t blocks_cached() const { return allocator_.num_idle(); }
+  // Owners of a block.
+  int32_t block_references(int32_t id) const { return allocator_.references(id); }
+  // Blocks that are neither used, cached nor free, and references that no table holds: 0, or it is
+  // a bug.
   int64_t blocks_unaccounted() const;
   SchedulerCounters counters() const;
 
  private:
+  struct Sample {
+    SequenceId id = 0;
+    int32_t num_tokens = 0;       // computed once the plan has run
+    int32_t num_preemptions = 0;  // of the sequence when it was planned
+  };
   struct UncommittedPlan {
     int64_t index = 0;
-    std::vector<SequenceId> samples;  // row -> sequence
+    std::vector<Sample> samples;  // by row
   };
   // Blocks of a sequence that the plan `plan_index` may still write; `reason` when it was released.
   struct HeldBlocks {
@@ -153,29 +188,53 @@ class Scheduler final {
     int32_t sequences = 0;
   };
 
+  // What it takes to admit a sequence now.
+  struct Admission {
+    PrefixChain chain;
+    std::vector<int32_t> cached_ids;
+    int32_t num_new_blocks = 0;
+    int32_t num_available = 0;  // besides cached_ids
+  };
+  enum class PreemptionCause { kBlocks, kPriority };
+
   void PlanDecodes(Room* room);
   void PlanPrefills(Room* room);
-  Sequence* AdmitNext();
   void AddToPlan(Sequence* sequence, int32_t num_tokens);
   std::vector<Sequence*> RunnableSequences();
+  Sequence& At(const Rank& rank) const { return *sequences_.at(rank.id); }
+
+  // scheduler_admission.cc
+  Sequence* AdmitNext();
   bool HasAdmissionCandidate() const { return NextCandidate() != nullptr; }
-  const Sequence* NextCandidate() const;
+  Sequence* NextCandidate() const;
+  Admission PlanAdmission(const Sequence& sequence) const;
+  void Admit(Sequence* sequence, const Admission& admission);
+  void PreemptForPriority();
+  bool PreemptPausedFor(int32_t num_blocks);
+  int32_t num_running_unpaused() const { return num_running() - num_paused(); }
+
   // Gives the sequence blocks for `num_tokens` tokens, at the cost of victims if need be.
   bool EnsureBlocks(Sequence* sequence, int32_t num_tokens);
   Sequence* ChooseVictim(const Sequence& for_whom);
-  bool PreemptPausedFor(int32_t num_blocks);
-  void Preempt(Sequence* victim);
+  void Preempt(Sequence* victim, PreemptionCause cause);
   bool InFlight(const Sequence& sequence) const;
   static bool MayBePreempted(const Sequence& sequence);
+
+  // scheduler_commit.cc
+  absl::Status CheckAnswers(const UncommittedPlan& plan, const StepResult& result) const;
+  void CommitSample(const Sample& sample, const SampledToken& sampled, CommitResult* committed);
+  // Puts the full blocks that are known to be finite into the prefix cache.
+  void Publish(Sequence* sequence);
   int32_t num_held_blocks() const;
-  // Blocks that are free once the plan in flight is committed.
+  // Blocks that are available once the plan in flight is committed.
   int32_t num_returning_blocks() const;
   int32_t BlocksFor(int32_t num_tokens) const;
 
   const SchedulerConfig config_;
   BlockAllocator allocator_;  // before everything that holds blocks
+  PrefixCache prefix_cache_;
   std::map<SequenceId, std::unique_ptr<Sequence>> sequences_;
-  std::set<SequenceId> waiting_, running_, preempted_;  // by age; counts are derived from these
+  std::set<Rank> waiting_, running_, preempted_;  // counts are derived from these
 
   StepPlan plan_;
   std::vector<SequenceId> admitted_;

@@ -14,18 +14,20 @@ constexpr int32_t kUnknownToken = 0;
 
 }  // namespace
 
-Sequence::Sequence(SequenceId sequence_id, std::vector<int32_t> prompt_tokens,
-                   const SamplingParams& sampling_params, StopConditions stop_conditions,
-                   int32_t max_output_tokens, BlockAllocator* allocator)
+Sequence::Sequence(SequenceId sequence_id, SequenceRequest request, Duration priority_ageing,
+                   BlockAllocator* allocator)
     : id(sequence_id),
-      num_prompt_tokens(static_cast<int32_t>(prompt_tokens.size())),
-      max_tokens(num_prompt_tokens + max_output_tokens),
-      sampling(sampling_params),
-      stop(std::move(stop_conditions)),
-      tokens(std::move(prompt_tokens)),
+      rank{request.arrival - request.priority * priority_ageing, sequence_id},
+      priority(request.priority),
+      cache_salt(std::move(request.cache_salt)),
+      num_prompt_tokens(static_cast<int32_t>(request.prompt_tokens.size())),
+      max_tokens(num_prompt_tokens + request.max_output_tokens),
+      sampling(std::move(request.sampling)),
+      stop(std::move(request.stop)),
+      tokens(std::move(request.prompt_tokens)),
       token_counts(sampling, tokens),
       blocks(allocator) {
-  FQ_CHECK(num_prompt_tokens >= 1 && max_output_tokens >= 1);
+  FQ_CHECK(num_prompt_tokens >= 1 && max_tokens > num_prompt_tokens);
 }
 
 int32_t Sequence::Advance(int32_t count, int64_t plan_index) {
@@ -52,6 +54,8 @@ void Sequence::Resolve(int32_t token_id) {
 BlockTable Sequence::Preempt() {
   state = SequenceState::kPreempted;
   num_computed_tokens = 0;
+  num_finite_tokens = 0;
+  chain = {};
   ++num_preemptions;
   return std::move(blocks);
 }

@@ -2,11 +2,15 @@
 // not here.
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "engine/base/clock.h"
 #include "engine/request.h"
 #include "engine/scheduler/block_table.h"
+#include "engine/scheduler/prefix_cache.h"
 #include "engine/scheduler/step_plan.h"
 #include "engine/scheduler/token_counts.h"
 
@@ -18,12 +22,30 @@ enum class SequenceState {
   kPreempted,  // was running; blocks taken away, tokens kept, will be computed again
 };
 
+// What the scheduler needs of a request.
+struct SequenceRequest {
+  std::vector<int32_t> prompt_tokens;  // not empty
+  SamplingParams sampling = {};
+  StopConditions stop = {};
+  int32_t max_output_tokens = 0;  // >= 1
+  int32_t priority = 0;           // higher first
+  std::string cache_salt = {};    // only equal ones share blocks
+  TimePoint arrival{};
+};
+
+// A sequence's place in the order of all: who arrived first, with some time off for its priority.
+struct Rank {
+  TimePoint time{};
+  SequenceId id = 0;
+  auto operator<=>(const Rank&) const = default;
+};
+
 // Belongs to the scheduler. num_computed_tokens <= num_tokens() always.
 class Sequence final {
  public:
-  // prompt_tokens not empty; 1 <= max_output_tokens.
-  Sequence(SequenceId id, std::vector<int32_t> prompt_tokens, const SamplingParams& sampling,
-           StopConditions stop, int32_t max_output_tokens, BlockAllocator* allocator);
+  // `priority_ageing`: what one step of priority is worth.
+  Sequence(SequenceId id, SequenceRequest request, Duration priority_ageing,
+           BlockAllocator* allocator);
 
   // Prompt and output tokens, the ones in flight included.
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
@@ -47,6 +69,9 @@ class Sequence final {
   BlockTable Preempt();
 
   const SequenceId id;
+  const Rank rank;
+  const int32_t priority;
+  const std::string cache_salt;
   const int32_t num_prompt_tokens;
   const int32_t max_tokens;  // prompt + most output tokens
   const SamplingParams sampling;
@@ -59,11 +84,14 @@ class Sequence final {
   TokenCounts token_counts;         // of the known ones
   int32_t num_computed_tokens = 0;  // as if all plans in flight had run
   int32_t greatest_computed = 0;    // over all tries, to count what is computed again
+  int32_t num_finite_tokens = 0;    // of the computed ones: a committed, finite row has seen them
+  int32_t num_cached_prompt_tokens = 0;  // found in the prefix cache when it was admitted first
   int32_t num_preemptions = 0;
   int64_t num_recomputed = 0;
   int64_t last_plan = -1;   // the last plan that it was in
   int32_t sample_row = -1;  // its row in that plan's StepResult::tokens
   BlockTable blocks;
+  PrefixChain chain;  // of the first of these
 };
 
 }  // namespace flashquant

@@ -9,12 +9,18 @@
 
 namespace flashquant {
 
+namespace {
+
+uint64_t AddToContext(uint64_t context, int32_t token) {
+  context = (context ^ static_cast<uint64_t>(token)) * 1099511628211u;
+  return context ^ context >> 29;
+}
+
+}  // namespace
+
 int32_t FakeModel::NextToken(std::span<const int32_t> tokens, uint64_t seed) const {
   uint64_t hash = 1469598103934665603u ^ (seed * 0x9e3779b97f4a7c15u);
-  for (int32_t token : tokens) {
-    hash = (hash ^ static_cast<uint64_t>(token)) * 1099511628211u;
-    hash ^= hash >> 29;
-  }
+  for (int32_t token : tokens) hash = AddToContext(hash, token);
   return static_cast<int32_t>(hash % static_cast<uint64_t>(vocab_size));
 }
 
@@ -28,12 +34,18 @@ std::vector<int32_t> FakeModel::Answer(std::vector<int32_t> prompt, uint64_t see
   return output;
 }
 
+OutputLogprobs FakeModel::Logprobs(int32_t token_id, int32_t num_top) {
+  const auto logprob = [](int32_t id) { return TokenLogprob{id, -0.25f * static_cast<float>(id)}; };
+  OutputLogprobs logprobs = {.chosen = logprob(token_id)};
+  for (int32_t i = 0; i < num_top; ++i) logprobs.top.push_back(logprob(i));
+  return logprobs;
+}
+
 FakeStepRunner::FakeStepRunner(int32_t num_blocks, int32_t block_tokens, FakeModel model)
     : num_blocks_(num_blocks),
       block_tokens_(block_tokens),
       model_(model),
-      slots_(static_cast<size_t>(num_blocks * block_tokens), -1),
-      owners_(slots_.size(), -1) {}
+      slots_(static_cast<size_t>(num_blocks * block_tokens)) {}
 
 void FakeStepRunner::Violate(std::string text) {
   if (violation_.empty()) violation_ = fmt::format("step {}: {}", num_launched_, text);
@@ -47,17 +59,92 @@ int32_t FakeStepRunner::SlotOf(const SequenceStep& step, int32_t position) const
   return id * block_tokens_ + position % block_tokens_;
 }
 
-void FakeStepRunner::CheckBlocks(const StepPlan& plan, std::map<int32_t, SequenceId>* blocks) {
+FakeStepRunner::BlockUse FakeStepRunner::CheckBlocks(const StepPlan& plan) {
+  BlockUse use;
   for (const SequenceStep& step : plan.sequences) {
-    for (int32_t id : step.block_ids) {
-      if (!blocks->emplace(id, step.id).second) Violate(fmt::format("block {} in two tables", id));
-      for (const InFlight& earlier : in_flight_) {
-        const auto found = earlier.blocks.find(id);
-        if (found == earlier.blocks.end() || found->second == step.id) continue;
-        Violate(fmt::format("block {} given to {} while a step in flight writes it for {}", id,
-                            step.id, found->second));
+    const auto first_written = static_cast<size_t>(step.first_position / block_tokens_);
+    for (size_t i = 0; i < step.block_ids.size(); ++i) {
+      use.readers[step.block_ids[i]].insert(step.id);
+      if (i >= first_written) use.writers.emplace(step.block_ids[i], step.id);
+    }
+  }
+  const auto check = [this](const BlockUse& writing, const BlockUse& reading, const char* what) {
+    for (const auto& [block, writer] : writing.writers) {
+      const auto readers = reading.readers.find(block);
+      if (readers == reading.readers.end()) continue;
+      for (SequenceId reader : readers->second) {
+        if (reader != writer) Violate(fmt::format("block {} of {} is {}", block, reader, what));
       }
     }
+  };
+  check(use, use, "written by another sequence of the step");
+  for (const InFlight& earlier : in_flight_) {
+    check(use, earlier.blocks, "written by a later step while the one in flight may read it");
+    check(earlier.blocks, use, "given to it while the step in flight writes it for another");
+  }
+  return use;
+}
+
+void FakeStepRunner::WriteSlots(const SequenceStep& step) {
+  uint64_t context = 0;
+  if (step.first_position > 0) {
+    const int32_t before = SlotOf(step, step.first_position - 1);
+    if (before < 0)
+      return Violate(fmt::format("sequence {} has no block before its step", step.id));
+    context = slots_[static_cast<size_t>(before)].context;
+  }
+  const auto count = static_cast<int32_t>(step.token_ids.size());
+  for (int32_t i = 0; i < count; ++i) {
+    int32_t token = step.token_ids[static_cast<size_t>(i)];
+    if (step.previous_row >= 0 && i + 1 == count) {
+      if (static_cast<size_t>(step.previous_row) >= previous_tokens_.size()) {
+        return Violate("previous_row out of range");
+      }
+      token = previous_tokens_[static_cast<size_t>(step.previous_row)];
+    }
+    const int32_t slot = SlotOf(step, step.first_position + i);
+    if (slot < 0) {
+      return Violate(fmt::format("sequence {} has no block for position {}", step.id,
+                                 step.first_position + i));
+    }
+    context = AddToContext(context, token);
+    slots_[static_cast<size_t>(slot)] = {token, context};
+  }
+}
+
+std::vector<int32_t> FakeStepRunner::ReadContext(const SequenceStep& step) {
+  std::vector<int32_t> tokens;
+  uint64_t context = 0;
+  const auto end = step.first_position + static_cast<int32_t>(step.token_ids.size());
+  for (int32_t position = 0; position < end; ++position) {
+    const int32_t slot = SlotOf(step, position);
+    if (slot < 0) break;  // seen when it was written
+    const Slot& held = slots_[static_cast<size_t>(slot)];
+    context = AddToContext(context, held.token);
+    if (held.context != context) {
+      Violate(fmt::format("sequence {} reads a slot at {} written behind other tokens", step.id,
+                          position));
+    }
+    tokens.push_back(held.token);
+  }
+  return tokens;
+}
+
+void FakeStepRunner::CheckCounts(const SequenceStep& step, std::span<const int32_t> context) {
+  const SamplingParams& sampling = *step.sampling;
+  const size_t num_prompt_tokens = context.size() - static_cast<size_t>(step.output_position);
+  std::map<int32_t, int32_t> expected;
+  for (size_t i = 0; i < context.size() && sampling.NeedsTokenCounts(); ++i) {
+    if (i >= num_prompt_tokens) {
+      ++expected[context[i]];
+    } else if (sampling.repetition_penalty != 1.0f) {
+      expected.try_emplace(context[i], 0);
+    }
+  }
+  std::map<int32_t, int32_t> planned;
+  for (const TokenCount& count : step.token_counts) planned[count.token_id] = count.num_outputs;
+  if (planned != expected || planned.size() != step.token_counts.size()) {
+    Violate(fmt::format("sequence {}: token counts are not those of its tokens", step.id));
   }
 }
 
@@ -70,43 +157,20 @@ absl::Status FakeStepRunner::Launch(const StepPlan& plan) {
 
   StepResult result;
   std::vector<int32_t> sampled;
-  std::map<int32_t, SequenceId> blocks;
-  CheckBlocks(plan, &blocks);
+  BlockUse blocks = CheckBlocks(plan);
   for (const SequenceStep& step : plan.sequences) {
-    const auto count = static_cast<int32_t>(step.token_ids.size());
-    for (int32_t i = 0; i < count; ++i) {
-      int32_t token = step.token_ids[static_cast<size_t>(i)];
-      if (step.previous_row >= 0 && i + 1 == count) {
-        if (static_cast<size_t>(step.previous_row) >= previous_tokens_.size()) {
-          Violate("previous_row out of range");
-          continue;
-        }
-        token = previous_tokens_[static_cast<size_t>(step.previous_row)];
-      }
-      const int32_t slot = SlotOf(step, step.first_position + i);
-      if (slot < 0) {
-        Violate(fmt::format("sequence {} has no block for position {}", step.id,
-                            step.first_position + i));
-        continue;
-      }
-      slots_[static_cast<size_t>(slot)] = token;
-      owners_[static_cast<size_t>(slot)] = step.id;
-    }
+    WriteSlots(step);
     if (!step.samples) continue;
-    std::vector<int32_t> context;
-    for (int32_t position = 0; position < step.first_position + count; ++position) {
-      const int32_t slot = SlotOf(step, position);
-      if (slot < 0 || owners_[static_cast<size_t>(slot)] != step.id) {
-        Violate(fmt::format("sequence {} reads a slot that is not its own", step.id));
-        break;
-      }
-      context.push_back(slots_[static_cast<size_t>(slot)]);
-    }
+    const std::vector<int32_t> context = ReadContext(step);
     SampledToken token;
     token.id = step.id;
     token.token_id = model_.NextToken(context, step.sampling->seed);
     token.non_finite = non_finite_ && non_finite_(step);
     if (token.non_finite) token.token_id = 0;
+    CheckCounts(step, context);
+    if (step.sampling->top_logprobs.has_value()) {
+      token.logprobs = FakeModel::Logprobs(token.token_id, *step.sampling->top_logprobs);
+    }
     sampled.push_back(token.token_id);
     result.tokens.push_back(token);
   }

@@ -1,12 +1,14 @@
 // FakeStepRunner: a model without weights. The token it draws is a hash of all tokens of the
 // sequence so far, read back through a pretended KV cache: a wrong block, a stale slot, a wrong
-// position or a token that was not computed gives another answer than the sequence alone would.
+// position or a token that was not computed gives another answer than the sequence alone would, and
+// so does a shared block that was written behind other tokens than the reader's.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +27,8 @@ struct FakeModel {
   // What a request for `max_output_tokens` gets when it runs alone and nothing ends it before.
   std::vector<int32_t> Answer(std::vector<int32_t> prompt, uint64_t seed,
                               int max_output_tokens) const;
+  // What comes with the token when logprobs are asked for.
+  static OutputLogprobs Logprobs(int32_t token_id, int32_t num_top);
 };
 
 // Engine thread; the setters before the engine starts, the gate from any thread.
@@ -57,18 +61,32 @@ class FakeStepRunner final : public StepRunner {
   const std::string& violation() const { return violation_; }
 
  private:
+  // The counts in the plan are those of the tokens read back, `context`.
+  void CheckCounts(const SequenceStep& step, std::span<const int32_t> context);
   void Violate(std::string text);
-  void CheckBlocks(const StepPlan& plan, std::map<int32_t, SequenceId>* blocks);
+  // Blocks that a step has in its tables: by whom each is read, and by whom written.
+  struct BlockUse {
+    std::map<int32_t, std::set<SequenceId>> readers;  // writers included
+    std::map<int32_t, SequenceId> writers;
+  };
+  BlockUse CheckBlocks(const StepPlan& plan);
   int32_t SlotOf(const SequenceStep& step, int32_t position) const;
+  void WriteSlots(const SequenceStep& step);
+  // The tokens up to the step's last one, from the slots.
+  std::vector<int32_t> ReadContext(const SequenceStep& step);
 
   const int32_t num_blocks_;
   const int32_t block_tokens_;
   const FakeModel model_;
-  std::vector<int32_t> slots_;   // token at each KV slot
-  std::vector<int64_t> owners_;  // sequence that wrote it
+  // What a KV slot holds depends on its token and on all tokens before it.
+  struct Slot {
+    int32_t token = -1;
+    uint64_t context = 0;  // hash of the tokens up to it
+  };
+  std::vector<Slot> slots_;
   struct InFlight {
     StepResult result;
-    std::map<int32_t, SequenceId> blocks;  // that the step may write, and whose they are
+    BlockUse blocks;
   };
   std::deque<InFlight> in_flight_;
   std::vector<int32_t> previous_tokens_;  // sampled by the last launched step

@@ -204,16 +204,20 @@ TEST(MetricsTest, AnEnginesNumbersAddUp) {
     rows += Value(registry, "engine_rows_total", {{"phase", phase}, {"kind", "padding"}});
     steps += Value(registry, "engine_steps_total", {{"phase", phase}});
   }
+  runner.CloseGate();  // so that all of them run at once
   rows += real;
   EXPECT_EQ(rows, static_cast<double>(rows_launched));
   EXPECT_EQ(steps, runner.num_launched());
   // Every real row is a prompt token, an output token that was fed back, or one computed again.
   const double recomputed = Value(registry, "input_tokens_total", {{"kind", "recomputed"}});
   EXPECT_EQ(real, kNumRequests * (4 + 19) + recomputed);
-  EXPECT_GT(Value(registry, "preemptions_total"), 0);  // six of 6 blocks in 16
+  // Six of 6 blocks in 16.
+  EXPECT_GT(Value(registry, "preemptions_total", {{"cause", "kv_pressure"}}), 0);
+  EXPECT_EQ(Value(registry, "preemptions_total", {{"cause", "priority"}}), 0);
   EXPECT_EQ(Value(registry, "kv_blocks", {{"state", "used"}}), 0);
   EXPECT_EQ(Value(registry, "kv_blocks", {{"state", "free"}}), 16);
   EXPECT_EQ(Value(registry, "kv_blocks_unaccounted"), 0);
+  runner.OpenGate();
   EXPECT_EQ(Value(registry, "requests_running"), 0);
   EXPECT_EQ(Value(registry, "engine_row_multiple", {{"phase", "decode"}}), 8);
   for (const char* stage : {"schedule", "forward", "deliver"}) {

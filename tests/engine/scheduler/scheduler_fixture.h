@@ -31,8 +31,15 @@ class SchedulerTest : public testing::Test {
 
   SequenceId Add(int prompt_tokens, int max_output_tokens, StopConditions stop = {}) {
     const SequenceId id = next_id_++;
-    scheduler_->Add(id, std::vector<int32_t>(static_cast<size_t>(prompt_tokens), 5), {},
-                    std::move(stop), max_output_tokens);
+    scheduler_->Add(id,
+                    {.prompt_tokens = std::vector<int32_t>(static_cast<size_t>(prompt_tokens), 5),
+                     .stop = std::move(stop),
+                     .max_output_tokens = max_output_tokens});
+    return id;
+  }
+  SequenceId Add(SequenceRequest request) {
+    const SequenceId id = next_id_++;
+    scheduler_->Add(id, std::move(request));
     return id;
   }
   // Schedules and launches: (sequence, tokens) in the plan's order.

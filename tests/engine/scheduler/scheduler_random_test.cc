@@ -63,7 +63,7 @@ class RandomRun {
     EXPECT_EQ(scheduler_.blocks_unaccounted(), 0);
     EXPECT_GT(num_finished_, 0);
   }
-  int64_t preemptions() const { return scheduler_.counters().preemptions; }
+  int64_t preemptions() const { return scheduler_.counters().preemptions_for_blocks; }
   int64_t discarded() const { return num_discarded_; }
   int64_t operations() const { return num_operations_; }
 
@@ -97,7 +97,8 @@ class RandomRun {
     expected.answer = model_.Answer(prompt, sampling.seed, max_output);
     if (Chance(40)) expected.stop_after = static_cast<size_t>(Uniform(1, max_output));
     const SequenceId id = next_id_++;
-    scheduler_.Add(id, prompt, sampling, {}, max_output);
+    scheduler_.Add(
+        id, {.prompt_tokens = prompt, .sampling = sampling, .max_output_tokens = max_output});
     live_.emplace(id, std::move(expected));
   }
   SequenceId AnyLive() {

@@ -67,7 +67,7 @@ TEST_F(SchedulerRunAheadTest, ASequenceWithPenaltiesWaitsForItsLastToken) {
   SamplingParams penalty;
   penalty.frequency_penalty = 0.5f;
   const SequenceId plain = Add(2, 5), counted = next_id_++;
-  scheduler_->Add(counted, {5, 5}, penalty, {}, 5);
+  scheduler_->Add(counted, {.prompt_tokens = {5, 5}, .sampling = penalty, .max_output_tokens = 5});
   EXPECT_THAT(Schedule(), ElementsAre(Pair(plain, 2), Pair(counted, 2)));
   EXPECT_THAT(plan_.sequences[1].token_counts, IsEmpty());
   EXPECT_THAT(Schedule(), ElementsAre(Pair(plain, 1)));

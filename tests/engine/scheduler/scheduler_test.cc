@@ -114,7 +114,7 @@ TEST_F(SchedulerTest, TheYoungestIsPreemptedAndTheOldestNever) {
   EXPECT_EQ(BlocksOf(c), 0);
   EXPECT_EQ(scheduler_->Find(c)->num_computed_tokens, 0);
   EXPECT_EQ(scheduler_->Find(c)->num_output_tokens(), 3);  // tokens stay
-  EXPECT_EQ(scheduler_->counters().preemptions, 1);
+  EXPECT_EQ(scheduler_->counters().preemptions_for_blocks, 1);
   // Recomputes prompt and answer in one chunk.
   EXPECT_THAT(Step(), ElementsAre(Pair(a, 1), Pair(b, 1)));
   EXPECT_THAT(Step(), ElementsAre(Pair(c, 5)));
@@ -154,7 +154,7 @@ TEST_F(SchedulerTest, AfterEightPreemptionsASequenceRunsToItsEnd) {
   Start(config);
   const SequenceId victim = 1000;
   next_id_ = 0;
-  scheduler_->Add(victim, {1, 2}, {}, {}, 12);  // 7 blocks at most
+  scheduler_->Add(victim, {.prompt_tokens = {1, 2}, .max_output_tokens = 12});  // 7 blocks at most
   Step();
   // A paused sequence is the first victim: pause it and let others need its blocks.
   int rounds = 0;
@@ -162,7 +162,8 @@ TEST_F(SchedulerTest, AfterEightPreemptionsASequenceRunsToItsEnd) {
   while (scheduler_->Find(victim) != nullptr &&
          scheduler_->Find(victim)->num_preemptions < Scheduler::kMaxPreemptions) {
     scheduler_->SetPaused(victim, true);
-    scheduler_->Add(id, std::vector<int32_t>(14, 3), {}, {}, 1);  // the whole pool
+    // The whole pool.
+    scheduler_->Add(id, {.prompt_tokens = std::vector<int32_t>(14, 3), .max_output_tokens = 1});
     while (scheduler_->Find(id) != nullptr) Step();
     ++id;
     scheduler_->SetPaused(victim, false);
@@ -172,7 +173,7 @@ TEST_F(SchedulerTest, AfterEightPreemptionsASequenceRunsToItsEnd) {
   ASSERT_EQ(scheduler_->Find(victim)->num_preemptions, Scheduler::kMaxPreemptions);
   EXPECT_EQ(BlocksOf(victim), 7);  // all that it can ever need
   scheduler_->SetPaused(victim, true);
-  scheduler_->Add(id, {1}, {}, {}, 1);
+  scheduler_->Add(id, {.prompt_tokens = {1}, .max_output_tokens = 1});
   EXPECT_THAT(Schedule(), IsEmpty());  // paused, yet not a victim any more
   scheduler_->SetPaused(victim, false);
   int steps = 0;
