@@ -210,7 +210,7 @@ void EngineLoop::ApplyToken(const CommittedToken& token, TimePoint now,
   request.last_token = now;
   const std::optional<StopVerdict> verdict = request.stop_checker.Accept(token.token_id);
   if (!verdict.has_value()) {
-    request.stream->PushToken(token.token_id, now);
+    request.stream->PushToken(token.token_id, now, token.logprobs);
     touched->insert(token.id);
     return;
   }
@@ -275,9 +275,7 @@ void EngineLoop::End(LiveRequests::iterator live, FinishedEvent event,
   if (end.has_value()) metrics_->GenerationFinished(*end);
 
   if (!request->admitted.has_value()) inbox_->LeftQueue();
-  EndedRequest ended{request->stream, std::move(event), std::nullopt, request->last_token};
-  if (last_token.has_value()) ended.last_token = last_token->token_id;
-  ended_.push_back(std::move(ended));
+  ended_.push_back({request->stream, std::move(event), std::move(last_token), request->last_token});
 }
 
 void EngineLoop::PublishEnds() {
@@ -288,7 +286,8 @@ void EngineLoop::PublishEnds() {
     // First, so that a client that has seen the end may use the id again.
     inbox_->Forget(ended.stream->request_id());
     if (ended.last_token.has_value()) {
-      ended.stream->PushLastToken(*ended.last_token, ended.last_token_time, std::move(ended.event));
+      ended.stream->PushLastToken(ended.last_token->token_id, ended.last_token_time,
+                                  std::move(ended.event), std::move(ended.last_token->logprobs));
     } else {
       ended.stream->PushFinished(std::move(ended.event));
     }
@@ -336,8 +335,8 @@ void EngineLoop::PublishStats(TimePoint now) {
   stats.requests_running = scheduler_.num_running() - stats.requests_paused;
   stats.requests_preempted = scheduler_.num_preempted();
   stats.kv_blocks_total = scheduler_.usable_blocks();
-  stats.kv_blocks_cached = scheduler_.blocks_cached();
   stats.kv_blocks_used = scheduler_.blocks_used();
+  stats.kv_blocks_cached = scheduler_.blocks_cached();
   stats.kv_blocks_unaccounted = scheduler_.blocks_unaccounted();
   stats.steps = num_steps_;
   {
@@ -354,16 +353,16 @@ void EngineLoop::PublishStats(TimePoint now) {
   metrics_->SetOldestWaiting(oldest_age);
   metrics_->SetKvBlocks(stats.kv_blocks_used, stats.kv_blocks_cached,
                         stats.kv_blocks_total - stats.kv_blocks_used - stats.kv_blocks_cached,
+                        stats.kv_blocks_unaccounted);
   ReportCounters();
 }
 
 void EngineLoop::ReportCounters() {
-                        stats.kv_blocks_unaccounted);
   const SchedulerCounters counters = scheduler_.counters();
   metrics_->AddInputTokens(InputTokens::kComputed,
+                           counters.prompt_tokens_computed - reported_.prompt_tokens_computed);
   metrics_->AddInputTokens(InputTokens::kCached,
                            counters.prompt_tokens_cached - reported_.prompt_tokens_cached);
-                           counters.prompt_tokens_computed - reported_.prompt_tokens_computed);
   metrics_->AddInputTokens(InputTokens::kRecomputed,
                            counters.tokens_recomputed - reported_.tokens_recomputed);
   metrics_->AddPreemptions(PreemptionCause::kKvPressure,

@@ -66,7 +66,7 @@ class EngineLoop final {
   struct EndedRequest {
     std::shared_ptr<RequestStream> stream;
     FinishedEvent event;
-    std::optional<int32_t> last_token;
+    std::optional<CommittedToken> last_token;
     TimePoint last_token_time{};
   };
   struct InFlightStep {

@@ -63,16 +63,19 @@ void RequestStream::PushAdmitted(int64_t cached_prompt_tokens) {
   ready_.NotifyOne();
 }
 
-void RequestStream::AddToken(int32_t token_id, TimePoint time) {
+void RequestStream::AddToken(int32_t token_id, TimePoint time,
+                             std::optional<OutputLogprobs> logprobs) {
   FQ_CHECK(!finished_);
   update_.token_ids.push_back(token_id);
   update_.token_times.push_back(time);
+  if (logprobs.has_value()) update_.logprobs.push_back(*std::move(logprobs));
   pending_tokens_.store(static_cast<int>(update_.token_ids.size()), std::memory_order_relaxed);
 }
 
-void RequestStream::PushToken(int32_t token_id, TimePoint time) {
+void RequestStream::PushToken(int32_t token_id, TimePoint time,
+                              std::optional<OutputLogprobs> logprobs) {
   MutexLock lock(&mu_);
-  AddToken(token_id, time);
+  AddToken(token_id, time, std::move(logprobs));
   ready_.NotifyOne();
 }
 
@@ -84,9 +87,10 @@ void RequestStream::PushFinished(FinishedEvent event) {
   ready_.NotifyOne();
 }
 
-void RequestStream::PushLastToken(int32_t token_id, TimePoint time, FinishedEvent event) {
+void RequestStream::PushLastToken(int32_t token_id, TimePoint time, FinishedEvent event,
+                                  std::optional<OutputLogprobs> logprobs) {
   MutexLock lock(&mu_);
-  AddToken(token_id, time);
+  AddToken(token_id, time, std::move(logprobs));
   finished_ = true;
   update_.finished = std::move(event);
   ready_.NotifyOne();

@@ -34,6 +34,7 @@ struct StreamUpdate {
   int64_t cached_prompt_tokens = 0;       // with `admitted`: found in the prefix cache
   std::vector<int32_t> token_ids;         // next output tokens
   std::vector<TimePoint> token_times;     // when each was committed, for latency metrics
+  std::vector<OutputLogprobs> logprobs;   // of each, when the request asks for them, else empty
   std::optional<FinishedEvent> finished;  // the last update of a stream has it
   bool empty() const { return !admitted && token_ids.empty() && !finished; }
 };
@@ -75,13 +76,15 @@ class RequestStream final {
   void PushFinished(FinishedEvent event);
   // The token that ends the request and the terminal event, in one update: the consumer must know
   // that it is the last one before it turns it into text.
-  void PushLastToken(int32_t token_id, TimePoint time, FinishedEvent event);
+  void PushLastToken(int32_t token_id, TimePoint time, FinishedEvent event,
+                     std::optional<OutputLogprobs> logprobs = std::nullopt);
   // Undelivered tokens; the scheduler pauses the sequence at kMaxPendingTokens.
   int pending_tokens() const { return pending_tokens_.load(std::memory_order_relaxed); }
 
  private:
   StreamUpdate TakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AddToken(int32_t token_id, TimePoint time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddToken(int32_t token_id, TimePoint time, std::optional<OutputLogprobs> logprobs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RingIfMadeRoom(const StreamUpdate& taken);
 
   const std::string request_id_;

@@ -60,6 +60,10 @@ std::vector<Job> MakeJobs(int count, uint32_t seed) {
       job.request.prompt_tokens.push_back(uniform(0, 999));
     }
     job.request.sampling.seed = static_cast<uint64_t>(uniform(0, 9));
+    // The pretended model takes no notice of penalties, but its runner checks their counts.
+    if (i % 4 == 1) job.request.sampling.repetition_penalty = 1.1f;
+    if (i % 5 == 1) job.request.sampling.frequency_penalty = 0.5f;
+    if (i % 3 == 0) job.request.sampling.top_logprobs = i % 4;
     job.request.stop.max_output_tokens = uniform(1, 60);
     job.alone = model.Answer(job.request.prompt_tokens, job.request.sampling.seed,
                              job.request.stop.max_output_tokens);
@@ -81,6 +85,16 @@ struct Variant {
   int32_t row_multiple;
   bool run_ahead;
 };
+
+void ExpectEqual(const OutputLogprobs& got, const OutputLogprobs& expected) {
+  EXPECT_EQ(got.chosen.token_id, expected.chosen.token_id);
+  EXPECT_EQ(got.chosen.logprob, expected.chosen.logprob);
+  ASSERT_EQ(got.top.size(), expected.top.size());
+  for (size_t i = 0; i < got.top.size(); ++i) {
+    EXPECT_EQ(got.top[i].token_id, expected.top[i].token_id);
+    EXPECT_EQ(got.top[i].logprob, expected.top[i].logprob);
+  }
+}
 
 class EquivalenceTest : public testing::TestWithParam<Variant> {};
 
@@ -108,9 +122,14 @@ TEST_P(EquivalenceTest, EveryAnswerEqualsTheRequestAlone) {
   int preemptions = 0;
   for (size_t i = 0; i < jobs.size(); ++i) {
     std::vector<int32_t> tokens;
+    const auto& top_logprobs = jobs[i].request.sampling.top_logprobs;
     while (true) {
       const StreamUpdate update = streams[i]->WaitAndTake();
       tokens.insert(tokens.end(), update.token_ids.begin(), update.token_ids.end());
+      ASSERT_EQ(update.logprobs.size(), top_logprobs.has_value() ? update.token_ids.size() : 0u);
+      for (size_t t = 0; t < update.logprobs.size(); ++t) {
+        ExpectEqual(update.logprobs[t], FakeModel::Logprobs(update.token_ids[t], *top_logprobs));
+      }
       if (!update.finished) continue;
       FQ_EXPECT_OK(update.finished->status);
       EXPECT_EQ(update.finished->usage.output_tokens, static_cast<int64_t>(tokens.size()));

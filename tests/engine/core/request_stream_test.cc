@@ -52,6 +52,19 @@ TEST(RequestStreamTest, TakeGivesEverythingSinceTheLastTake) {
   EXPECT_FALSE(stream.Take().admitted);
 }
 
+TEST(RequestStreamTest, LogprobsComeWithTheirTokens) {
+  RequestStream stream("a");
+  stream.PushToken(3, TimePoint{}, OutputLogprobs{.chosen = {3, -1.5f}, .top = {{4, -0.5f}}});
+  stream.PushToken(4, TimePoint{}, OutputLogprobs{.chosen = {4, -2.5f}});
+  const StreamUpdate update = stream.Take();
+  ASSERT_EQ(update.logprobs.size(), 2u);
+  EXPECT_EQ(update.logprobs[0].chosen.token_id, 3);
+  EXPECT_EQ(update.logprobs[0].top.at(0).logprob, -0.5f);
+  EXPECT_EQ(update.logprobs[1].chosen.logprob, -2.5f);
+  stream.PushLastToken(9, TimePoint{}, FinishedEvent{}, OutputLogprobs{.chosen = {9, -3.0f}});
+  EXPECT_EQ(stream.Take().logprobs.at(0).chosen.token_id, 9);
+}
+
 TEST(RequestStreamTest, TheLastTokenAndTheEndComeInOneUpdate) {
   RequestStream stream("a");
   stream.PushLastToken(9, TimePoint{}, FinishedEvent{});
