@@ -5,8 +5,9 @@
 #
 # Serves the demo model; another one: -v FOLDER:/models/mine:ro -e FLASHQUANT_MODEL_PATH=/models/mine
 # Debian or Ubuntu, both stages from the same release (the package's dependencies are those of the build stage):
-#   --build-arg BASE_IMAGE=ubuntu:24.04, or a name with a digest, or an image made from a root file system of yours.
-ARG BASE_IMAGE=debian:bookworm-slim
+#   --build-arg BASE_IMAGE=ubuntu:24.04, or an image made from a root file system of yours.
+# bookworm-slim of July 2026. For a newer one: `docker buildx imagetools inspect debian:bookworm-slim` prints its digest.
+ARG BASE_IMAGE=debian:bookworm-slim@sha256:7b140f374b289a7c2befc338f42ebe6441b7ea838a042bbd5acbfca6ec875818
 
 FROM ${BASE_IMAGE} AS build
 WORKDIR /src/flashquant
@@ -15,8 +16,10 @@ COPY docker/apt-packages.txt docker/apt-packages.txt
 COPY deploy/install_packages.sh deploy/install_packages.sh
 RUN bash deploy/install_packages.sh package
 COPY . .
+ARG REVISION=unknown
 RUN --mount=type=cache,target=/root/.cache/ccache \
-    CCACHE_BASEDIR=/src/flashquant CCACHE_NOHASHDIR=1 cmake --workflow --preset deb \
+    export CCACHE_BASEDIR=/src/flashquant CCACHE_NOHASHDIR=1 \
+ && cmake --preset deb -DFQ_REVISION="${REVISION}" && cmake --build --preset deb && cpack --preset deb \
  && mkdir /packages && mv build/deb/*.deb /packages/ && rm -rf build
 
 FROM ${BASE_IMAGE}
@@ -36,7 +39,7 @@ RUN --mount=type=bind,from=build,source=/packages,target=/packages \
       /var/log/alternatives.log /var/lib/dpkg/*-old /var/cache/ldconfig/aux-cache
 
 # Inside a container every address is the container's own: who may reach it is said by the ports that are published.
-# Health is open to everybody, TLS or not; with TLS give HEALTHCHECK --tls-ca, see deploy/README.md.
+# The health check reads the same variables as the server, so it follows its port and its TLS.
 ENV FLASHQUANT_MODEL_PATH=/usr/share/flashquant/demo-model \
     FLASHQUANT_LISTEN_ADDRESS=0.0.0.0:50051 \
     FLASHQUANT_LISTEN_INSECURE_BIND=true \
@@ -46,6 +49,6 @@ WORKDIR /
 EXPOSE 50051 9464
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["flashquant", "health", "--target", "127.0.0.1:50051", "--timeout", "4"]
+    CMD ["flashquant", "health", "--local", "--timeout", "4"]
 ENTRYPOINT ["flashquant"]
 CMD ["serve"]

@@ -8,8 +8,9 @@
 #   --build-arg BUILD_IMAGE=...            anything with the toolkit in /usr/local/cuda
 #   --build-arg BASE_IMAGE=...             same release of Debian or Ubuntu as BUILD_IMAGE
 #   --build-arg CUDA_ARCHITECTURES=86      one card only: a smaller image, built sooner
-ARG BUILD_IMAGE=nvidia/cuda:13.0.1-devel-ubuntu24.04
-ARG BASE_IMAGE=ubuntu:24.04
+# ubuntu:24.04 of July 2026. For a newer one: `docker buildx imagetools inspect ubuntu:24.04` prints its digest.
+ARG BUILD_IMAGE=nvidia/cuda:13.0.1-devel-ubuntu24.04@sha256:7d2f6a8c2071d911524f95061a0db363e24d27aa51ec831fcccf9e76eb72bc92
+ARG BASE_IMAGE=ubuntu:24.04@sha256:4fbb8e6a8395de5a7550b33509421a2bafbc0aab6c06ba2cef9ebffbc7092d90
 
 FROM ${BUILD_IMAGE} AS build
 ARG CUDA_ARCHITECTURES="80;86;89;90;120"
@@ -18,9 +19,10 @@ COPY docker/apt-packages.txt docker/apt-packages.txt
 COPY deploy/install_packages.sh deploy/install_packages.sh
 RUN bash deploy/install_packages.sh package
 COPY . .
+ARG REVISION=unknown
 RUN --mount=type=cache,target=/root/.cache/ccache \
     export PATH="/usr/local/cuda/bin:${PATH}" CCACHE_BASEDIR=/src/flashquant CCACHE_NOHASHDIR=1 \
- && cmake --preset cuda-deb -DCMAKE_CUDA_ARCHITECTURES="${CUDA_ARCHITECTURES}" \
+ && cmake --preset cuda-deb -DCMAKE_CUDA_ARCHITECTURES="${CUDA_ARCHITECTURES}" -DFQ_REVISION="${REVISION}" \
  && cmake --build --preset cuda-deb \
  && cpack --preset cuda-deb \
  && mkdir -p /packages /cublas && mv build/cuda-deb/*.deb /packages/ && rm -rf build \
@@ -55,6 +57,6 @@ WORKDIR /
 EXPOSE 50051 9464
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
-    CMD ["flashquant", "health", "--target", "127.0.0.1:50051", "--timeout", "4"]
+    CMD ["flashquant", "health", "--local", "--timeout", "4"]
 ENTRYPOINT ["flashquant"]
 CMD ["serve"]

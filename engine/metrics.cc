@@ -176,8 +176,12 @@ void Metrics::ObserveStreamStall(Duration duration) { Observe(stream_stall_, dur
 
 void Metrics::ObserveCallbackDelay(Duration delay) { Observe(callback_delay_, delay); }
 
-void Metrics::SetModelLoadDuration(Duration duration) {
-  Set(model_load_duration_, ToSeconds(duration));
+void Metrics::SetModelLoadDuration(LoadStage stage, double seconds) {
+  Set(model_load_duration_[Index(stage)], seconds);
+}
+
+void Metrics::SetModelWeightBytes(WeightKind kind, int64_t bytes) {
+  Set(model_weight_bytes_[Index(kind)], bytes);
 }
 
 void Metrics::SetModelReady(bool ready) { Set(model_ready_, ready ? 1.0 : 0.0); }

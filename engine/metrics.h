@@ -60,6 +60,9 @@ enum class DiscardReason { kCancelled, kPastStop, kDeadline };
 enum class StepStage { kSchedule, kForward, kDeliver };
 enum class StreamAbort { kClientCancel, kDisconnect, kDeadline, kSlowReader, kDrain };
 enum class AuthFailure { kMissing, kMalformed, kUnknown, kExpired };
+// The last is the whole: from the folder's opening to the end of the warm-up.
+enum class LoadStage { kRead, kVerify, kPack, kUpload, kWarmUp, kTotal };
+enum class WeightKind { kPacked, kScales, kOutliers, kDense };
 enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kCritical };
 
 // Updates are safe from any thread.
@@ -111,11 +114,11 @@ class Metrics final {
   void SetKvBytes(int64_t bytes);
   void SetKvBlocks(int64_t used, int64_t cached, int64_t free, int64_t unaccounted);
   void AddKvAllocationFailures(int64_t count);
+  // Of the tokens of sequences that were admitted: found, and not found.
+  void AddPrefixCacheLookup(int64_t hit_tokens, int64_t miss_tokens);
 
   // Streams and transport: called by the server.
   void StreamOpened();
-  // Of the tokens of sequences that were admitted: found, and not found.
-  void AddPrefixCacheLookup(int64_t hit_tokens, int64_t miss_tokens);
   void StreamClosed();
   void AddPendingMessages(int64_t delta);
   void StreamAborted(StreamAbort reason);
@@ -124,7 +127,8 @@ class Metrics final {
   void ObserveCallbackDelay(Duration delay);
 
   // Model, build, log: called at start.
-  void SetModelLoadDuration(Duration duration);
+  void SetModelLoadDuration(LoadStage stage, double seconds);
+  void SetModelWeightBytes(WeightKind kind, int64_t bytes);
   void SetModelReady(bool ready);
   // Once each: a second call with other values adds a second series.
   void SetModelInfo(const std::string& quantization, const std::string& group_size,
@@ -149,7 +153,7 @@ class Metrics final {
   void BuildTokens(const Builder& builder);
   void BuildScheduler(const Builder& builder);
   void BuildKv(const Builder& builder);
-  void BuildStreams(const Builder& builder);
+  void BuildStreams(const Builder& builder, const Builder& global);
   void BuildModel(const Builder& builder, const Builder& global);
 
   const std::string model_;
@@ -198,16 +202,17 @@ class Metrics final {
   prometheus::Gauge* kv_bytes_ = nullptr;
   prometheus::Counter* kv_allocation_failures_ = nullptr;
   prometheus::Gauge* kv_blocks_unaccounted_ = nullptr;
+  Counters<2> prefix_cache_lookup_{};  // hit, miss
 
   prometheus::Gauge* streams_open_ = nullptr;
   prometheus::Gauge* stream_pending_messages_ = nullptr;
   Counters<5> stream_aborts_{};
-  Counters<2> prefix_cache_lookup_{};  // hit, miss
   Counters<4> auth_failures_{};
   prometheus::Histogram* stream_stall_ = nullptr;
   prometheus::Histogram* callback_delay_ = nullptr;
 
-  prometheus::Gauge* model_load_duration_ = nullptr;
+  Gauges<6> model_load_duration_{};
+  Gauges<4> model_weight_bytes_{};
   prometheus::Gauge* model_ready_ = nullptr;
   prometheus::Gauge* model_context_limit_ = nullptr;
   prometheus::Family<prometheus::Gauge>* model_info_ = nullptr;

@@ -129,8 +129,9 @@ Metrics::Metrics(prometheus::Registry& registry, const std::string& model, int32
   BuildTokens(builder);
   BuildScheduler(builder);
   BuildKv(builder);
-  BuildStreams(builder);
-  BuildModel(builder, Builder(registry, ""));
+  const Builder global(registry, "");
+  BuildStreams(builder, global);
+  BuildModel(builder, global);
 }
 
 void Metrics::BuildTraffic(const Builder& builder, int32_t context_length) {
@@ -243,21 +244,25 @@ void Metrics::BuildKv(const Builder& builder) {
                    "result", {"hit", "miss"});
 }
 
-void Metrics::BuildStreams(const Builder& builder) {
+void Metrics::BuildStreams(const Builder& builder, const Builder& global) {
   streams_open_ = builder.Gauge("streams_open", "Generate calls in progress");
   stream_pending_messages_ =
       builder.Gauge("stream_pending_messages", "Written by the engine, not yet accepted by gRPC");
   builder.Split<5>(&stream_aborts_, "stream_aborts_total", "Streams that ended early", "reason",
                    {"client_cancel", "disconnect", "deadline", "slow_reader", "drain"});
-  builder.Split<4>(&auth_failures_, "auth_failures_total", "Calls without valid credentials",
-                   "reason", {"missing", "malformed", "unknown", "expired"});
+  global.Split<4>(&auth_failures_, "auth_failures_total", "Calls without valid credentials",
+                  "reason", {"missing", "malformed", "unknown", "expired"});
   stream_stall_ =
       builder.Histogram("stream_stall_seconds", "One write, start to done", ShortWaitBounds());
 }
 
 void Metrics::BuildModel(const Builder& builder, const Builder& global) {
-  model_load_duration_ =
-      builder.Gauge("model_load_duration_seconds", "Time to load the model", {{"stage", "total"}});
+  builder.Split<6>(&model_load_duration_, "model_load_duration_seconds",
+                   "Time to load the model; readers work side by side, beside pack and upload",
+                   "stage", {"read", "verify", "pack", "upload", "warmup", "total"});
+  builder.Split<4>(&model_weight_bytes_, "model_weight_bytes",
+                   "Bytes of the checkpoint's tensors by what they hold", "kind",
+                   {"packed", "scales", "outliers", "dense"});
   model_ready_ = builder.Gauge("model_ready", "1 when the model can serve");
   model_context_limit_ =
       builder.Gauge("model_context_limit_tokens", "Tokens that a sequence may have");

@@ -8,15 +8,19 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/base/exit_code.h"
 #include "fmt/format.h"
 #include "google/protobuf/util/json_util.h"
+#include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "server/client_flags.h"
 #include "server/commands.h"
 #include "server/inference_client.h"
+#include "server/local_target.h"
+#include "server/server_config.h"
 #include "server/status_mapping.h"
 
 namespace flashquant {
@@ -202,14 +206,27 @@ int RunGenerate(const GenerateFlags& flags) {
 
 struct HealthFlags {
   ClientFlags client;
+  bool local = false;
+  std::string config_file;
   std::string service;
   double timeout_seconds = 5;
 };
 
+absl::StatusOr<LocalTarget> FindTarget(const HealthFlags& flags) {
+  if (flags.local) {
+    ConfigSources sources;
+    sources.environment = OwnEnvironment();
+    sources.file = flags.config_file;
+    return FindLocalTarget(sources, flags.client);
+  }
+  FQ_ASSIGN_OR_RETURN(ClientSecurity security, LoadClientSecurity(flags.client));
+  return LocalTarget{flags.client.target, std::move(security)};
+}
+
 int RunHealth(const HealthFlags& flags) {
-  const absl::StatusOr<ClientSecurity> security = LoadClientSecurity(flags.client);
-  if (!security.ok()) return ReportStatus(security.status());
-  InferenceClient client(flags.client.target, *security);
+  const absl::StatusOr<LocalTarget> target = FindTarget(flags);
+  if (!target.ok()) return ReportStatus(target.status());
+  InferenceClient client(target->target, target->security);
   CallOptions options;
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(flags.timeout_seconds * 1e3));
   CallResult result;
@@ -228,7 +245,7 @@ int RunHealth(const HealthFlags& flags) {
       return kExitUnavailable;
     case HealthState::kUnreachable:
       fmt::print("unreachable\n");
-      fmt::print(stderr, "flashquant: {}: {}\n", flags.client.target, result.message);
+      fmt::print(stderr, "flashquant: {}: {}\n", target->target, result.message);
       return kExitUnavailable;
   }
   return kExitInternal;
@@ -266,6 +283,14 @@ void AddHealthCommand(CLI::App& app, int* exit_code) {
   CLI::App* command =
       app.add_subcommand("health", "Ask a server whether it serves; exit code 0 if it does");
   AddClientFlags(&flags->client, command);
+  CLI::Option* local = command->add_flag(
+      "--local", flags->local,
+      "ask the server of this machine or container: its port and TLS from the same variables and "
+      "file as serve's; its certificate is not checked");
+  local->excludes("--target");
+  command
+      ->add_option("--config", flags->config_file, "with --local: JSON file [$FLASHQUANT_CONFIG]")
+      ->needs(local);
   command->add_option("--service", flags->service,
                       "name: empty = the server, or model/<name>, or the service's full name");
   command->add_option("--timeout", flags->timeout_seconds, "seconds")

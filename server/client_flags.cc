@@ -12,14 +12,22 @@ namespace flashquant {
 
 void AddClientFlags(ClientFlags* flags, CLI::App* command) {
   command->add_option("--target", flags->target, "server, host:port")->capture_default_str();
-  command->add_flag("--tls", flags->tls, "use TLS and trust the system's CAs");
-  command->add_option("--tls-ca", flags->tls_ca, "use TLS and trust these CAs, PEM file");
-  command->add_option("--tls-cert", flags->tls_cert, "own certificate, for mutual TLS, PEM file");
-  command->add_option("--tls-key", flags->tls_key, "its private key, PEM file");
-  command->add_option("--tls-server-name", flags->tls_server_name,
-                      "name in the server's certificate, if not the target's host");
-  command->add_option("--token-file", flags->token_file,
-                      "file whose first line is the bearer token (not its hash)");
+  command->add_flag("--tls", flags->tls, "use TLS and trust the system's CAs")
+      ->envname("FLASHQUANT_CLIENT_TLS");
+  command->add_option("--tls-ca", flags->tls_ca, "use TLS and trust these CAs, PEM file")
+      ->envname("FLASHQUANT_CLIENT_TLS_CA");
+  command->add_option("--tls-cert", flags->tls_cert, "own certificate, for mutual TLS, PEM file")
+      ->envname("FLASHQUANT_CLIENT_TLS_CERT");
+  command->add_option("--tls-key", flags->tls_key, "its private key, PEM file")
+      ->envname("FLASHQUANT_CLIENT_TLS_KEY");
+  command
+      ->add_option("--tls-server-name", flags->tls_server_name,
+                   "name in the server's certificate, if not the target's host")
+      ->envname("FLASHQUANT_CLIENT_TLS_SERVER_NAME");
+  command
+      ->add_option("--token-file", flags->token_file,
+                   "file whose first line is the bearer token (not its hash)")
+      ->envname("FLASHQUANT_CLIENT_TOKEN_FILE");
 }
 
 absl::StatusOr<ClientSecurity> LoadClientSecurity(const ClientFlags& flags) {

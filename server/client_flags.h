@@ -1,4 +1,5 @@
-// The flags by which a client command reaches a server: --target, TLS and token.
+// The flags by which a client command reaches a server: --target, TLS and token. All but --target
+// have an environment variable (FLASHQUANT_CLIENT_...), which a flag overrides.
 #pragma once
 
 #include <string>

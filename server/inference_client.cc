@@ -3,6 +3,7 @@
 #include "server/inference_client.h"
 
 #include <utility>
+#include <vector>
 
 #include "flashquant/v1/inference_service.grpc.pb.h"
 #include "google/rpc/error_details.pb.h"
@@ -13,12 +14,31 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/security/credentials.h"
+#include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_certificate_verifier.h"
+#include "grpcpp/security/tls_credentials_options.h"
 
 namespace flashquant {
 namespace {
 
+std::shared_ptr<grpc::ChannelCredentials> MakeUncheckedCredentials(const ClientSecurity& security) {
+  grpc::experimental::TlsChannelCredentialsOptions options;
+  options.set_verify_server_certs(false);
+  options.set_certificate_verifier(std::make_shared<grpc::experimental::NoOpCertificateVerifier>());
+  options.set_check_call_host(false);
+  if (!security.cert_pem.empty()) {
+    const grpc::experimental::IdentityKeyCertPair pair = {security.key_pem, security.cert_pem};
+    options.set_certificate_provider(
+        std::make_shared<grpc::experimental::StaticDataCertificateProvider>(
+            std::vector<grpc::experimental::IdentityKeyCertPair>{pair}));
+    options.watch_identity_key_cert_pairs();
+  }
+  return grpc::experimental::TlsCredentials(options);
+}
+
 std::shared_ptr<grpc::ChannelCredentials> MakeCredentials(const ClientSecurity& security) {
   if (!security.tls) return grpc::InsecureChannelCredentials();
+  if (!security.check_server) return MakeUncheckedCredentials(security);
   grpc::SslCredentialsOptions options;
   options.pem_root_certs = security.ca_pem;
   options.pem_cert_chain = security.cert_pem;

@@ -39,8 +39,9 @@ struct ClientSecurity {
   std::string ca_pem;    // empty = the system's CAs
   std::string cert_pem;  // with key_pem: the client's own certificate
   std::string key_pem;
-  std::string server_name;  // name that the certificate must have, instead of the target's host
-  std::string token;        // bearer token; empty = none
+  bool check_server = true;  // false: any certificate will do; then no name is compared either
+  std::string server_name;   // name that the certificate must have, instead of the target's host
+  std::string token;         // bearer token; empty = none
 };
 
 struct CallOptions {

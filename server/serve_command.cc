@@ -36,8 +36,6 @@
 #include "server/watchdog.h"
 #include "spdlog/spdlog.h"
 
-extern char** environ;  // POSIX has no declaration of it in a header
-
 namespace flashquant {
 namespace {
 
@@ -47,17 +45,6 @@ constexpr Duration kAfterDrain = std::chrono::seconds(5);
 // How often certificates and tokens are looked at for changes; SIGHUP does it at once.
 constexpr Duration kReloadInterval = std::chrono::seconds(30);
 constexpr Duration kProbeLimit = std::chrono::seconds(5);
-
-std::map<std::string, std::string> Environment() {
-  std::map<std::string, std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    if (!text.starts_with("FLASHQUANT_")) continue;
-    const size_t equals = text.find('=');
-    if (equals != std::string::npos) variables[text.substr(0, equals)] = text.substr(equals + 1);
-  }
-  return variables;
-}
 
 SecurityPaths PathsOf(const ServerConfig& config) {
   return {{config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file},
@@ -210,7 +197,7 @@ class ServeProcess {
     const TimePoint start = clock_.Now();
     FQ_ASSIGN_OR_RETURN(ServedModel model, LoadServedModel(ModelOptions(config_)));
     model_.emplace(std::move(model));
-    metrics_.SetModelLoadDuration(clock_.Now() - start);
+    metrics_.SetModelLoadDuration(LoadStage::kTotal, ToSeconds(clock_.Now() - start));
     return absl::OkStatus();
   }
 
@@ -246,7 +233,7 @@ class ServeProcess {
     FQ_ASSIGN_OR_RETURN(auto serving, MakeServingModel(config_, *model_, engine_.get()));
     DescribeModel(*model_, serving->info.revision(), &metrics_);
     const BackendInfo backend = model_->backend->info();
-    metrics_.SetBuildInfo(FQ_VERSION, "unknown", backend.name, "none", GrpcVersion());
+    metrics_.SetBuildInfo(FQ_VERSION, FQ_REVISION, backend.name, FQ_CUDA_VERSION, GrpcVersion());
     spdlog::info("serving model {} on {} ({}), {}, context {}, {} KV blocks of {} tokens",
                  serving->info.model(), backend.name, backend.device, serving->info.quantization(),
                  model_->engine.context_length, model_->engine.num_blocks,
@@ -342,7 +329,7 @@ int RunServe(const ServeFlags& flags) {
   }
   ConfigSources sources;
   sources.flags = flags.values;
-  sources.environment = Environment();
+  sources.environment = OwnEnvironment();
   sources.file = flags.config_file;
   const absl::StatusOr<ServerConfig> config = LoadServerConfig(sources);
   if (!config.ok()) return ReportStatus(config.status());

@@ -12,6 +12,8 @@
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
 
+extern char** environ;  // POSIX has no declaration of it in a header
+
 namespace flashquant {
 namespace {
 
@@ -199,6 +201,7 @@ void WarnUnknownEnvironment(const std::map<std::string, std::string>& environmen
   for (const auto& [name, value] : environment) {
     if (!name.starts_with("FLASHQUANT_") || known.contains(name)) continue;
     if (name.starts_with("FLASHQUANT_SERVICE_") || name.starts_with("FLASHQUANT_PORT")) continue;
+    if (name.starts_with("FLASHQUANT_CLIENT_")) continue;  // client_flags.h
     config->warnings.push_back(
         fmt::format("environment variable {} is unknown and ignored", name.substr(0, 64)));
   }
@@ -209,6 +212,17 @@ void WarnUnknownEnvironment(const std::map<std::string, std::string>& environmen
 absl::Status ApplyConfigJson(std::string_view json, ServerConfig* config) {
   FQ_ASSIGN_OR_RETURN(const nlohmann::json root, ParseStrict(json));
   return ApplyJsonObject("", root, config);
+}
+
+std::map<std::string, std::string> OwnEnvironment() {
+  std::map<std::string, std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (!text.starts_with("FLASHQUANT_")) continue;
+    const size_t equals = text.find('=');
+    if (equals != std::string::npos) variables[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return variables;
 }
 
 absl::StatusOr<ServerConfig> LoadServerConfig(const ConfigSources& sources) {

@@ -90,6 +90,9 @@ struct ConfigSources {
   std::string file;  // path of the JSON file, empty = $FLASHQUANT_CONFIG, else none
 };
 
+// The variables of this process that are ours: FLASHQUANT_...
+std::map<std::string, std::string> OwnEnvironment();
+
 // Reads, checks each value and merges; then Validate. FAILED_PRECONDITION with key, range and found
 // value; NOT_FOUND when the file is missing.
 absl::StatusOr<ServerConfig> LoadServerConfig(const ConfigSources& sources);

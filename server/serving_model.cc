@@ -78,12 +78,18 @@ v1::GetModelResponse MakeInfo(const ServedModel& model, const MapperOptions& opt
   limits->set_stop_sequences(RequestLimits::kMaxStopSequences);
   limits->set_stop_sequence_bytes(RequestLimits::kMaxStopSequenceBytes);
   limits->set_stop_token_ids(RequestLimits::kMaxStopTokenIds);
+  limits->set_logit_biases(RequestLimits::kMaxLogitBiases);
+  limits->set_top_logprobs(RequestLimits::kMaxTopLogprobs);
+  limits->set_tokens_per_message(RequestLimits::kMaxTokensPerMessage);
   *limits->mutable_request_duration() = ToProtoDuration(options.max_request_duration);
   v1::SamplingParams* defaults = info.mutable_sampling_defaults();
   defaults->set_temperature(options.defaults.temperature);
   defaults->set_top_p(options.defaults.top_p);
   defaults->set_top_k(static_cast<uint32_t>(options.defaults.top_k));
   defaults->set_min_p(options.defaults.min_p);
+  defaults->set_repetition_penalty(options.defaults.repetition_penalty);
+  defaults->set_presence_penalty(options.defaults.presence_penalty);
+  defaults->set_frequency_penalty(options.defaults.frequency_penalty);
   return info;
 }
 
@@ -133,6 +139,16 @@ void DescribeModel(const ServedModel& model, const std::string& revision, Metric
                         quantization ? fmt::format("{}", quantization->group_size) : "0",
                         fmt::format("{:.4f}", quantization ? quantization->stored_density : 0.0),
                         revision);
+  const LoadSeconds& load = model.model->weights().load_seconds;
+  metrics->SetModelLoadDuration(LoadStage::kRead, load.read);
+  metrics->SetModelLoadDuration(LoadStage::kVerify, load.verify);
+  metrics->SetModelLoadDuration(LoadStage::kPack, load.pack);
+  metrics->SetModelLoadDuration(LoadStage::kUpload, load.upload);
+  metrics->SetModelLoadDuration(LoadStage::kWarmUp, model.warm_up_seconds);
+  metrics->SetModelWeightBytes(WeightKind::kPacked, model.weight_bytes.codes);
+  metrics->SetModelWeightBytes(WeightKind::kScales, model.weight_bytes.scales);
+  metrics->SetModelWeightBytes(WeightKind::kOutliers, model.weight_bytes.outliers);
+  metrics->SetModelWeightBytes(WeightKind::kDense, model.weight_bytes.dense);
   metrics->SetKvBytes(model.kv_cache_bytes);
   metrics->SetModelContextLimit(model.engine.context_length);
   metrics->SetModelReady(true);

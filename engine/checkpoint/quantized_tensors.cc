@@ -259,6 +259,23 @@ nlohmann::json QuantizationConfigJson(const QuantizationConfig& config) {
   return section;
 }
 
+WeightBytes CountWeightBytes(const TensorSource& tensors) {
+  WeightBytes bytes;
+  for (const TensorInfo& tensor : tensors.tensors()) {
+    const auto is_one_of = [&tensor](std::initializer_list<std::string_view> suffixes) {
+      return std::any_of(suffixes.begin(), suffixes.end(), [&tensor](std::string_view suffix) {
+        return tensor.name.ends_with(suffix);
+      });
+    };
+    int64_t* kind = &bytes.dense;
+    if (is_one_of({kCodesSuffix})) kind = &bytes.codes;
+    if (is_one_of({kScalesSuffix, kZerosSuffix, kTableScaleSuffix})) kind = &bytes.scales;
+    if (is_one_of({kTileIndptrSuffix, kBucketInfoSuffix, kRecordsSuffix})) kind = &bytes.outliers;
+    *kind += tensor.num_bytes;
+  }
+  return bytes;
+}
+
 bool IsQuantizedLinear(const TensorSource& tensors, std::string_view name) {
   return tensors.Find(fmt::format("{}{}", name, kCodesSuffix)) != nullptr;
 }

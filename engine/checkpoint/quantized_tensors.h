@@ -57,6 +57,15 @@ struct QuantizedLinearTensors {
   std::optional<TileCooMatrix> outliers;
 };
 
+// Bytes of all tensors by what they hold.
+struct WeightBytes {
+  int64_t codes = 0;     // INT4
+  int64_t scales = 0;    // scales and zero points, of 8-bit tables too
+  int64_t outliers = 0;  // the three arrays of Tile-COO
+  int64_t dense = 0;     // the rest: tables, norms, biases, layers that are not quantized
+};
+WeightBytes CountWeightBytes(const TensorSource& tensors);
+
 // True when `name`.qweight is there.
 bool IsQuantizedLinear(const TensorSource& tensors, std::string_view name);
 

@@ -88,6 +88,7 @@ absl::StatusOr<LoadedModel> LoadModel(const Checkpoint& checkpoint, int32_t cont
   const std::vector<float> rope_table = MakeRopeTable(loaded.config, loaded.context_length);
   FQ_ASSIGN_OR_RETURN(loaded.model, DecoderModel::Load(checkpoint, loaded.config, rope_table,
                                                        loaded.backend.get(), progress));
+  loaded.weight_bytes = CountWeightBytes(*checkpoint.tensors);
   return loaded;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/checkpoint/quantized_tensors.h"
 #include "engine/model/decoder_model.h"
 #include "engine/model/generation_defaults.h"
 #include "engine/tokenizer/chat_format.h"
@@ -30,6 +31,7 @@ struct LoadedModel {
   std::string chat_refusal;  // what the template is and what is supported, when it is not known
   std::unique_ptr<Backend> backend;
   std::unique_ptr<DecoderModel> model;
+  WeightBytes weight_bytes;  // of the checkpoint
 };
 
 // context_length 0 = the model's own. Errors of OpenCheckpoint, ParseModelConfig, LoadTokenizer and

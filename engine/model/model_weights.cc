@@ -29,12 +29,13 @@ class WeightLoader final {
     FQ_ASSIGN_OR_RETURN(const LinearStorage storage, read_ahead_.Take());
     std::vector<LinearPart> parts;
     for (const PartStorage& part : storage) parts.push_back(part.part);
+    const ScopedTime time(&packing_);
     absl::StatusOr<std::unique_ptr<LinearWeight>> packed = backend_->PackLinear(parts);
     if (!packed.ok()) return Annotate(packed.status(), shape.parts.front().name);
     return packed;
   }
 
-  absl::StatusOr<NormWeight> LoadNorm(const NormShape& shape) const {
+  absl::StatusOr<NormWeight> LoadNorm(const NormShape& shape) {
     NormWeight norm;
     FQ_ASSIGN_OR_RETURN(norm.weight, LoadFloats(shape.name + ".weight", {shape.size}, 0));
     if (!shape.has_bias) return norm;
@@ -44,10 +45,11 @@ class WeightLoader final {
 
   // As FP32 on the device, without the first `skipped` elements.
   absl::StatusOr<DeviceBuffer> LoadFloats(const std::string& name, std::vector<int64_t> shape,
-                                          int64_t skipped) const {
+                                          int64_t skipped) {
     FQ_ASSIGN_OR_RETURN(const std::vector<float> values, reader_->ReadFloats(name, shape));
     const int64_t num_bytes =
         (static_cast<int64_t>(values.size()) - skipped) * static_cast<int64_t>(sizeof(float));
+    const ScopedTime time(&uploading_);
     FQ_ASSIGN_OR_RETURN(DeviceBuffer buffer, backend_->Allocate(num_bytes));
     FQ_RETURN_IF_ERROR(backend_->CopyToDevice(buffer.data(), values.data() + skipped, num_bytes));
     return buffer;
@@ -70,6 +72,13 @@ class WeightLoader final {
     return weights;
   }
 
+  LoadSeconds times() const {
+    LoadSeconds times = reader_->times();
+    times.pack = packing_.seconds();
+    times.upload = uploading_.seconds();
+    return times;
+  }
+
  private:
   static int NumReaders() {
     return static_cast<int>(std::clamp(std::thread::hardware_concurrency() / 2, 1u, kMaxReaders));
@@ -80,6 +89,8 @@ class WeightLoader final {
   Backend* const backend_;
   LinearReadAhead read_ahead_;
   size_t next_ = 0;
+  TimeSum packing_;
+  TimeSum uploading_;
 };
 
 }  // namespace
@@ -129,6 +140,7 @@ absl::StatusOr<ModelWeights> LoadModelWeights(const Checkpoint& checkpoint,
     weights.layers.push_back(std::move(layer_weights));
     if (progress) progress(layer + 1, config.num_layers);
   }
+  weights.load_seconds = loader.times();
   return weights;
 }
 

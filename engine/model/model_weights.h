@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/model/load_times.h"
 #include "engine/model/model_config.h"
 #include "kernels/backend.h"
 
@@ -37,6 +38,7 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
   NormWeight final_norm;   // [hidden]
   DeviceBuffer positions;  // [max_position, hidden] FP32, learned; empty with rotary ones
+  LoadSeconds load_seconds;
 
   const LinearWeight* lm_head() const {
     return own_lm_head != nullptr ? own_lm_head.get() : embedding.get();

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/clock.h"
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/format/paged_kv.h"
@@ -98,7 +99,9 @@ absl::Status WarmUp(const EngineConfig& engine, bool all_sizes, StepRunner* runn
 absl::StatusOr<ServedModel> LoadServedModel(const ServedModelOptions& options) {
   FQ_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(options.path, options.engine.context_length,
                                                     options.backend, options.progress));
-  ServedModel served{std::move(loaded), nullptr, options.engine, 0};
+  const SteadyClock clock;
+  const TimePoint loaded_at = clock.Now();
+  ServedModel served{std::move(loaded), nullptr, options.engine, 0, 0};
   served.engine.context_length = served.context_length;
   served.engine.row_multiple = served.backend->info().row_multiple;
   const bool records = served.backend->info().records_ops;
@@ -115,6 +118,7 @@ absl::StatusOr<ServedModel> LoadServedModel(const ServedModelOptions& options) {
                                                .eos_token_ids = served.defaults.eos_token_ids,
                                                .record_decode = records}));
   FQ_RETURN_IF_ERROR(Annotate(WarmUp(served.engine, records, served.runner.get()), options.path));
+  served.warm_up_seconds = ToSeconds(clock.Now() - loaded_at);
   return served;
 }
 

@@ -28,6 +28,7 @@ struct ServedModel : LoadedModel {
   std::unique_ptr<StepRunner> runner;
   EngineConfig engine;  // effective
   int64_t kv_cache_bytes = 0;
+  double warm_up_seconds = 0;  // KV pool and buffers made, first steps run
 };
 
 // Runs one step to warm up. Errors of LoadModel; UNAVAILABLE when the KV pool cannot hold one full

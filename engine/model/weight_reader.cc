@@ -1,5 +1,6 @@
 #include "engine/model/weight_reader.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -9,6 +10,7 @@
 namespace flashquant {
 
 absl::StatusOr<LinearStorage> WeightReader::ReadLinear(const LinearShape& shape) const {
+  const ScopedTime time(&working_);
   LinearStorage storage(shape.parts.size());
   for (size_t i = 0; i < shape.parts.size(); ++i) {
     FQ_RETURN_IF_ERROR(ReadPart(shape.parts[i], shape.k, &storage[i]));
@@ -18,6 +20,17 @@ absl::StatusOr<LinearStorage> WeightReader::ReadLinear(const LinearShape& shape)
 
 absl::StatusOr<std::vector<float>> WeightReader::ReadFloats(
     const std::string& name, const std::vector<int64_t>& shape) const {
+  const ScopedTime time(&working_);
+  return Floats(name, shape);
+}
+
+LoadSeconds WeightReader::times() const {
+  const double read = tensors_.seconds();
+  return {.read = read, .verify = std::max(0.0, working_.seconds() - read)};
+}
+
+absl::StatusOr<std::vector<float>> WeightReader::Floats(const std::string& name,
+                                                        const std::vector<int64_t>& shape) const {
   FQ_ASSIGN_OR_RETURN(const TensorInfo* info, Require(name, shape));
   int64_t count = 1;
   for (const int64_t dim : shape) count *= dim;
@@ -41,7 +54,7 @@ absl::Status WeightReader::ReadPart(const LinearPartShape& name, int64_t k,
                                     PartStorage* storage) const {
   if (name.has_bias) {
     const std::string bias_name = name.name + ".bias";
-    FQ_ASSIGN_OR_RETURN(const std::vector<float> values, ReadFloats(bias_name, {name.n}));
+    FQ_ASSIGN_OR_RETURN(const std::vector<float> values, Floats(bias_name, {name.n}));
     storage->bias.reserve(values.size());
     for (size_t i = 0; i < values.size(); ++i) {
       storage->bias.push_back(ToBFloat16(values[i]));

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/quantized_tensors.h"
+#include "engine/model/load_times.h"
 #include "engine/model/model_config.h"
 #include "engine/model/model_layout.h"
 #include "kernels/backend.h"
@@ -41,8 +42,12 @@ class WeightReader final {
   // A tensor of `shape` as FP32: norms, positions.
   absl::StatusOr<std::vector<float>> ReadFloats(const std::string& name,
                                                 const std::vector<int64_t>& shape) const;
+  // `read` and `verify` so far.
+  LoadSeconds times() const;
 
  private:
+  absl::StatusOr<std::vector<float>> Floats(const std::string& name,
+                                            const std::vector<int64_t>& shape) const;
   absl::StatusOr<const TensorInfo*> Require(const std::string& name,
                                             const std::vector<int64_t>& shape) const;
   absl::Status ReadPart(const LinearPartShape& name, int64_t k, PartStorage* storage) const;
@@ -50,8 +55,9 @@ class WeightReader final {
                                  PartStorage* storage) const;
   absl::Status ReadDensePart(const LinearPartShape& name, int64_t k, PartStorage* storage) const;
 
-  const TensorSource& tensors_;
+  const TimedTensors tensors_;
   const ModelConfig& config_;
+  mutable TimeSum working_;  // reading and checking
 };
 
 // Reads linear layers ahead of the one that is taken. At most num_threads + 1 are held at a time.

@@ -19,6 +19,7 @@ import urllib.request
 
 import yaml
 
+import metric_list
 import monitoring_test
 import promql_names
 
@@ -61,7 +62,8 @@ def free_port():
 
 def parse_exposition(text):
     """(family to type, list of (series name, {label: value})) of a page in the Prometheus text format."""
-    types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.M))
+    types = {name: kind for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.M)
+             if not name.startswith(OF_THE_LIBRARY)}
     series = []
     for name, labels in re.findall(r"^([a-z_]+)(?:\{(.*)\})? \S+$", text, re.M):
         if name.startswith(OF_THE_LIBRARY):
@@ -189,6 +191,10 @@ class LiveMetricsTest(unittest.TestCase):
                 if values is not None:
                     self.assertEqual(labels[label], values, f"{name}, {label}")
         self.assertLessEqual(len(series), SERIES_BUDGET)
+
+    def test_program_exports_the_design_s_list(self):
+        page = parse_exposition(fetch(self.served.metrics_url))
+        self.assertEqual(metric_list.list_problems(metric_list.read_list(), *page), [])
 
     def test_promtool_accepts_the_page(self):
         done = subprocess.run(["promtool", "check", "metrics"], input=fetch(self.served.metrics_url),

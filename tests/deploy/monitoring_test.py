@@ -14,6 +14,7 @@ import unittest
 
 import yaml
 
+import metric_list
 import promql_names
 
 RULES = "deploy/prometheus/flashquant.rules.yaml"
@@ -229,6 +230,30 @@ class ChecksCanFailTest(unittest.TestCase):
                 ("sum by (reason) (flashquant_waiting)", "no metric here has the label reason"),
                 ("vector(1)", "no metric in it")):
             self.assertEqual(self.problems(expression), [problem], expression)
+
+    def test_differences_from_the_list_are_found(self):
+        wanted = {"buckets": {"A": [1, 2]}, "metrics": {
+            "rows": {"type": "gauge", "labels": {"kind": ["a", "b"]}},
+            "wait_seconds": {"type": "histogram", "buckets": "A", "process": True},
+            "card": {"type": "gauge", "gpu": True}}}
+        types = {"flashquant_rows": "gauge", "flashquant_wait_seconds": "histogram"}
+        series = [("flashquant_rows", {"kind": "a", "model": "m"}), ("flashquant_rows", {"kind": "b", "model": "m"}),
+                  ("flashquant_wait_seconds_sum", {}), ("flashquant_wait_seconds_count", {}),
+                  *(("flashquant_wait_seconds_bucket", {"le": bound}) for bound in ("1", "2", "+Inf"))]
+        self.assertEqual(metric_list.list_problems(wanted, types, series), [])
+        for change in (lambda: types.update(flashquant_more="gauge"),
+                       lambda: types.pop("flashquant_rows"),
+                       lambda: types.update(flashquant_rows="counter"),
+                       lambda: series.pop(1),
+                       lambda: series.append(("flashquant_rows", {"kind": "c", "model": "m"})),
+                       lambda: series.append(("flashquant_rows", {"kind": "a"})),
+                       lambda: series.append(("flashquant_wait_seconds_bucket", {"le": "3"})),
+                       lambda: wanted["metrics"]["rows"].update(without={"kind": ["b"]}, why="not yet"),
+                       lambda: wanted["metrics"]["rows"].update(later=True, why="not yet")):
+            kept = copy.deepcopy((wanted, types, series))
+            change()
+            self.assertNotEqual(metric_list.list_problems(wanted, types, series), [])
+            wanted, types, series = kept
 
     def test_expression_that_does_not_parse_is_refused(self):
         self.assertNotEqual(check_expressions(["sum(up"])[0], 0)

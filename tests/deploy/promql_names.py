@@ -12,11 +12,12 @@ OPERATORS = set("and or unless bool offset atan2 inf nan".split())
 # Metrics that do not come from the server, with their labels.
 BUILT_IN = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
 TARGET_LABELS = {"job", "instance"}
-# Families that describe the process and so have no label model.
-# Exported only by a server with a GPU, the first three by one with NVML; read from the device, so not of a model either.
+# Exported only by a server with a GPU, the first three by one with NVML.
 ONLY_WITH_GPU = {"device_utilization_ratio", "device_temperature_celsius", "device_energy_joules_total",
                  "device_memory_bytes", "device_errors_total"}
-WITHOUT_MODEL = {"build_info", "grpc_callback_delay_seconds", "log_messages_total"} | ONLY_WITH_GPU
+# Families that describe the process or the device and so have no label model.
+WITHOUT_MODEL = ONLY_WITH_GPU | {"auth_failures_total", "build_info", "grpc_callback_delay_seconds",
+                                 "log_messages_total"}
 
 TOKEN = re.compile(
     r"""\s+|\#[^\n]*|(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<number>\.?[0-9][0-9a-zA-Z.]*)"""

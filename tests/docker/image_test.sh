@@ -30,7 +30,7 @@ while (($#)); do
   esac
 done
 ((EUID == 0)) || { echo "image_test: needs root (debootstrap, chroot)" >&2; exit 1; }
-for tool in buildah debootstrap unshare setpriv; do
+for tool in buildah debootstrap openssl unshare setpriv; do
   command -v "${tool}" >/dev/null || { echo "image_test: needs ${tool}" >&2; exit 1; }
 done
 limit_mb=120
@@ -40,12 +40,13 @@ store="${work}/images"
 mkdir -p "${store}"
 b() { buildah --root "${store}/root" --runroot "${store}/run" --storage-driver vfs "$@"; }
 context="$(mktemp -d)"
+certificates="$(mktemp -d)"
 container=""
 server=""
 finish() {
   [[ -z "${server}" ]] || kill -KILL "${server}" 2>/dev/null || true
   [[ -z "${container}" ]] || b rm "${container}" >/dev/null 2>&1 || true
-  rm -rf "${context}"
+  rm -rf "${context}" "${certificates}"
 }
 trap finish EXIT
 failures=0
@@ -117,18 +118,21 @@ expect "is labelled with its revision" \
 expect "has no file that its user may write" \
   test -z "$(find "${root}" -xdev \( -user 65532 -o -perm -o+w \) \( -type f -o -type d -not -perm -1000 \) -print -quit)"
 
-# in_image COMMAND...: as the engine would with --read-only, --cap-drop ALL and no-new-privileges; the image's own
-# variables; nothing writable but what a process makes in memory.
+# in_image [NAME=VALUE...] COMMAND...: as the engine would with --read-only, --cap-drop ALL and no-new-privileges; the
+# image's own variables; nothing writable but what a process makes in memory. The folder of certificates is at /media.
 mapfile -t variables < <(setting '{{range .Docker.Config.Env}}{{println .}}{{end}}' | sed '/^$/d')
 in_image() {
   exec unshare --mount bash -c 'root="$1"; shift
     mount --bind "${root}" "${root}" && mount -t proc proc "${root}/proc" && mount --rbind /dev "${root}/dev" &&
-      mount -o remount,bind,ro "${root}" || exit 125
+      mount --bind "$1" "${root}/media" && mount -o remount,bind,ro "${root}" || exit 125
+    shift
     exec chroot "${root}" setpriv --reuid 65532 --regid 65532 --clear-groups --no-new-privs --bounding-set -all \
-      --inh-caps -all env -i "$@"' in_image "${root}" "${variables[@]}" \
+      --inh-caps -all env -i "$@"' in_image "${root}" "${certificates}" "${variables[@]}" \
     FLASHQUANT_LISTEN_ADDRESS=127.0.0.1:50951 FLASHQUANT_METRICS_ADDRESS=127.0.0.1:9951 "$@"
 }
-health() { (in_image flashquant health --target 127.0.0.1:50951 --timeout 4) >/dev/null 2>&1; }
+# The image's own check; its variables are those of the server that it asks.
+mapfile -t check < <(setting '{{range .Docker.Config.Healthcheck.Test}}{{println .}}{{end}}' | sed '1d;/^$/d')
+health() { (in_image "$@" "${check[@]}") >/dev/null 2>&1; }
 
 (in_image sh -c 'touch /tmp/x') 2>/dev/null && { echo "FAILED: the root is writable"; failures=$((failures + 1)); }
 touch "${work}/before"
@@ -164,6 +168,21 @@ expect "exit code 0" test "${code}" = 0
 expect "within the drain" awk -v s="${stopped}" 'BEGIN {exit !(s < 30)}'
 wait "${client}" || true
 expect "the answer that was running ended" grep -q '"finished"' "${store}/answer.json"
+
+# With TLS the check follows by itself.
+openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=server -keyout "${certificates}/key.pem" \
+  -out "${certificates}/cert.pem" 2>/dev/null
+chown -R 65532:65532 "${certificates}"
+tls=(FLASHQUANT_TLS_CERT_FILE=/media/cert.pem FLASHQUANT_TLS_KEY_FILE=/media/key.pem)
+in_image "${tls[@]}" flashquant serve >"${store}/server-${kind}-tls.log" 2>&1 &
+server=$!
+deadline=$((SECONDS + 60))
+until health "${tls[@]}" || ((SECONDS >= deadline)) || ! kill -0 "${server}" 2>/dev/null; do :; done
+expect "with TLS the health check follows" health "${tls[@]}"
+if health; then echo "FAILED: a check in plain text is content with TLS"; failures=$((failures + 1)); fi
+kill -TERM "${server}"
+wait "${server}" || true
+server=""
 expect "nothing was written below its root" \
   test -z "$(find "${root}" -xdev -newer "${work}/before" -type f -print -quit)"
 

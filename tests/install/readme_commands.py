@@ -57,7 +57,7 @@ RULES = [
     (r"(build/cuda/)?flashquant bench kernel.*", GPU),
     (r"cmake --preset cuda .*|build/cuda/flashquant .*", GPU),
     (r"docker-compose -f .* config", {}),
-    (r"docker (build|compose|run|stop).*", ENGINE),
+    (r"docker (build|compose|run|stop|logs).*", ENGINE),
     (r"cmake --workflow --preset (cpu|deb)", {}),
     (r"ctest --preset cpu -L unit", {}),
     (r"deploy/install_packages\.sh (clang|package|test)", {"system": True}),

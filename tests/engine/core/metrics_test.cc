@@ -54,6 +54,7 @@ TEST(MetricsTest, EveryNameFollowsTheRules) {
   prometheus::Registry registry;
   const Metrics metrics(registry, "story", 512);
   const std::set<std::string> of_process = {"flashquant_log_messages_total",
+                                            "flashquant_auth_failures_total",
                                             "flashquant_grpc_callback_delay_seconds"};
   size_t num_series = 0;
   for (const MetricFamily& family : registry.Collect()) {
@@ -160,6 +161,30 @@ TEST(MetricsTest, InfoMetricsCarryTheirFactsAsLabels) {
   }
 }
 
+TEST(MetricsTest, LoadingIsToldByStageAndWeightsByWhatTheyHold) {
+  prometheus::Registry registry;
+  Metrics metrics(registry, "story", 512);
+  metrics.SetModelLoadDuration(LoadStage::kRead, 0.5);
+  metrics.SetModelLoadDuration(LoadStage::kVerify, 0.25);
+  metrics.SetModelLoadDuration(LoadStage::kPack, 2);
+  metrics.SetModelLoadDuration(LoadStage::kUpload, 0.125);
+  metrics.SetModelLoadDuration(LoadStage::kWarmUp, 1);
+  metrics.SetModelLoadDuration(LoadStage::kTotal, 4);
+  metrics.SetModelWeightBytes(WeightKind::kPacked, 1000);
+  metrics.SetModelWeightBytes(WeightKind::kScales, 100);
+  metrics.SetModelWeightBytes(WeightKind::kOutliers, 10);
+  metrics.SetModelWeightBytes(WeightKind::kDense, 1);
+  const std::pair<const char*, double> stages[] = {
+      {"read", 0.5}, {"verify", 0.25}, {"pack", 2}, {"upload", 0.125}, {"warmup", 1}, {"total", 4}};
+  for (const auto& [stage, seconds] : stages) {
+    EXPECT_EQ(Value(registry, "model_load_duration_seconds", {{"stage", stage}}), seconds);
+  }
+  EXPECT_EQ(Value(registry, "model_weight_bytes", {{"kind", "packed"}}), 1000);
+  EXPECT_EQ(Value(registry, "model_weight_bytes", {{"kind", "scales"}}), 100);
+  EXPECT_EQ(Value(registry, "model_weight_bytes", {{"kind", "outliers"}}), 10);
+  EXPECT_EQ(Value(registry, "model_weight_bytes", {{"kind", "dense"}}), 1);
+}
+
 TEST(MetricsTest, AnEnginesNumbersAddUp) {
   prometheus::Registry registry;
   Metrics metrics(registry, "story", 64);
@@ -180,6 +205,7 @@ TEST(MetricsTest, AnEnginesNumbersAddUp) {
   auto engine = Engine::Create(config, dependencies);
   FQ_ASSERT_OK(engine);
   std::vector<std::shared_ptr<RequestStream>> streams;
+  runner.CloseGate();  // so that all of them run at once
   const int kNumRequests = 6;
   for (int i = 0; i < kNumRequests; ++i) {
     GenerateRequest request;
@@ -190,6 +216,7 @@ TEST(MetricsTest, AnEnginesNumbersAddUp) {
     FQ_ASSERT_OK(stream);
     streams.push_back(*stream);
   }
+  runner.OpenGate();
   EXPECT_TRUE((*engine)->Drain(std::chrono::steady_clock::now() + std::chrono::seconds(60)));
   engine->reset();
 
@@ -204,7 +231,6 @@ TEST(MetricsTest, AnEnginesNumbersAddUp) {
     rows += Value(registry, "engine_rows_total", {{"phase", phase}, {"kind", "padding"}});
     steps += Value(registry, "engine_steps_total", {{"phase", phase}});
   }
-  runner.CloseGate();  // so that all of them run at once
   rows += real;
   EXPECT_EQ(rows, static_cast<double>(rows_launched));
   EXPECT_EQ(steps, runner.num_launched());
@@ -215,9 +241,13 @@ TEST(MetricsTest, AnEnginesNumbersAddUp) {
   EXPECT_GT(Value(registry, "preemptions_total", {{"cause", "kv_pressure"}}), 0);
   EXPECT_EQ(Value(registry, "preemptions_total", {{"cause", "priority"}}), 0);
   EXPECT_EQ(Value(registry, "kv_blocks", {{"state", "used"}}), 0);
-  EXPECT_EQ(Value(registry, "kv_blocks", {{"state", "free"}}), 16);
+  EXPECT_GT(Value(registry, "kv_blocks", {{"state", "cached"}}), 0);
+  EXPECT_EQ(Value(registry, "kv_blocks", {{"state", "free"}}) +
+                Value(registry, "kv_blocks", {{"state", "cached"}}),
+            16);
+  EXPECT_GE(Value(registry, "prefix_cache_lookup_tokens_total", {{"result", "miss"}}),
+            kNumRequests * 4);
   EXPECT_EQ(Value(registry, "kv_blocks_unaccounted"), 0);
-  runner.OpenGate();
   EXPECT_EQ(Value(registry, "requests_running"), 0);
   EXPECT_EQ(Value(registry, "engine_row_multiple", {{"phase", "decode"}}), 8);
   for (const char* stage : {"schedule", "forward", "deliver"}) {

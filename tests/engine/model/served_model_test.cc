@@ -71,6 +71,24 @@ TEST_F(ServedModelTest, SoundModelGetsARunnerAndAPool) {
   EXPECT_GE(served->engine.num_blocks, 2);
 }
 
+TEST_F(ServedModelTest, TellsWhereTheTimeOfLoadingWentAndWhatTheWeightsTake) {
+  const absl::StatusOr<ServedModel> served = LoadServedModel(options_);
+  ASSERT_TRUE(served.ok()) << served.status();
+  const LoadSeconds& seconds = served->model->weights().load_seconds;
+  EXPECT_GT(seconds.read, 0);
+  EXPECT_GE(seconds.verify, 0);
+  EXPECT_GT(seconds.pack, 0);
+  EXPECT_GT(seconds.upload, 0);
+  EXPECT_GT(served->warm_up_seconds, 0);
+  const auto file = FileReader::Open(folder_ + "/model.safetensors");
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto header = ReadSafetensorsHeader(**file);
+  ASSERT_TRUE(header.ok()) << header.status();
+  int64_t num_bytes = 0;
+  for (const SafetensorsTensor& tensor : header->tensors) num_bytes += tensor.info.num_bytes;
+  EXPECT_EQ(served->weight_bytes.dense, num_bytes);  // nothing in it is quantized
+}
+
 TEST_F(ServedModelTest, NonFiniteWeightIsFoundByTheWarmUp) {
   SpoilTensor("model.norm.weight");
   const absl::StatusOr<ServedModel> served = LoadServedModel(options_);
