@@ -1,6 +1,5 @@
 #include "engine/scheduler/block_table.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace flashquant {
@@ -33,11 +32,6 @@ BlockTable BlockTable::Replace(int32_t index, int32_t id) {
 
 void BlockTable::Clear() {
   for (; !ids_.empty(); ids_.pop_back()) allocator_->Release(ids_.back());
-}
-
-int32_t BlockTable::num_exclusive() const {
-  return static_cast<int32_t>(
-      std::ranges::count_if(ids_, [this](int32_t id) { return allocator_->references(id) == 1; }));
 }
 
 }  // namespace flashquant

@@ -33,8 +33,6 @@ class BlockTable final {
 
   std::span<const int32_t> ids() const { return ids_; }
   int32_t num_blocks() const { return static_cast<int32_t>(ids_.size()); }
-  // Blocks that Clear would make available.
-  int32_t num_exclusive() const;
 
  private:
   BlockAllocator* allocator_;

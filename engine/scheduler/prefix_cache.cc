@@ -72,15 +72,15 @@ void PrefixCache::Remove(int32_t id) {
 
 // Nodes are numbered as they come, so parents have lower numbers than what hangs on them: one pass
 // in that order finds the whole tree.
-void PrefixCache::Forget(int32_t first_block) {
-  if (NodeOf(first_block).serial == kNoNode) return;
-  absl::flat_hash_set<int64_t> forgotten = {NodeOf(first_block).serial};
-  for (int32_t id : IdsByAge()) {
-    const Node& node = NodeOf(id);
+void PrefixCache::Forget(int32_t id) {
+  FQ_CHECK(NodeOf(id).serial != kNoNode);
+  absl::flat_hash_set<int64_t> forgotten = {NodeOf(id).serial};
+  for (int32_t other : IdsByAge()) {
+    const Node& node = NodeOf(other);
     if (forgotten.contains(node.parent)) forgotten.insert(node.serial);
     if (!forgotten.contains(node.serial)) continue;
-    Remove(id);
-    allocator_->SetKept(id, false);
+    Remove(other);
+    allocator_->SetKept(other, false);
   }
 }
 

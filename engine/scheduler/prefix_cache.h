@@ -51,8 +51,8 @@ class PrefixCache final {
   int32_t Extend(std::string_view salt, std::span<const int32_t> tokens, int32_t id,
                  PrefixChain* chain);
 
-  // Takes out the node of the used block `first_block`, if it has one, and all behind it.
-  void Forget(int32_t first_block);
+  // Takes out the node of the block `id`, which has one, and all behind it.
+  void Forget(int32_t id);
   void Clear();
 
   int32_t num_nodes() const { return static_cast<int32_t>(index_.size()); }

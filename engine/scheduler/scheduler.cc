@@ -151,7 +151,7 @@ void Scheduler::AddToPlan(Sequence* sequence, int32_t num_tokens) {
 bool Scheduler::EnsureBlocks(Sequence* sequence, int32_t num_tokens) {
   const int32_t missing = BlocksFor(num_tokens) - sequence->blocks.num_blocks();
   if (missing <= 0 || sequence->blocks.Grow(missing)) return true;
-  while (allocator_.num_available() + num_returning_blocks() < missing) {
+  while (allocator_.num_available() + BlocksInFlight().count() < missing) {
     Sequence* victim = ChooseVictim(*sequence);
     if (victim == nullptr) return false;
     Preempt(victim, PreemptionCause::kBlocks);

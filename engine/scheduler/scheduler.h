@@ -23,8 +23,8 @@
 //  - with prefix_cache a sequence is admitted with the kept blocks that hold how its tokens begin,
 //    for the same cache salt, and computes the rest: at least its last token. Full blocks are kept
 //    once a row that has seen them was drawn from, finite, in a committed step; they are given up,
-//    the longest unused first, when others need room. A sequence that ends with a row that is not
-//    finite takes what it shared out of the cache.
+//    the longest unused first, when others need room. When a row is not finite, all that begins
+//    with its sequence's first block is forgotten.
 //
 // Run-ahead: Schedule may be called while one earlier plan is uncommitted. The token that plan
 // draws is then unknown, and the new plan refers to it by SequenceStep::previous_row. A sequence
@@ -42,6 +42,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,6 +50,7 @@
 #include "engine/base/clock.h"
 #include "engine/scheduler/block_allocator.h"
 #include "engine/scheduler/prefix_cache.h"
+#include "engine/scheduler/returning_blocks.h"
 #include "engine/scheduler/sequence.h"
 #include "engine/scheduler/step_plan.h"
 
@@ -210,7 +212,8 @@ class Scheduler final {
   Admission PlanAdmission(const Sequence& sequence) const;
   void Admit(Sequence* sequence, const Admission& admission);
   void PreemptForPriority();
-  bool PreemptPausedFor(int32_t num_blocks);
+  // `kept`: blocks that the candidate shares.
+  bool PreemptPausedFor(int32_t num_blocks, std::span<const int32_t> kept);
   int32_t num_running_unpaused() const { return num_running() - num_paused(); }
 
   // Gives the sequence blocks for `num_tokens` tokens, at the cost of victims if need be.
@@ -223,11 +226,13 @@ class Scheduler final {
   // scheduler_commit.cc
   absl::Status CheckAnswers(const UncommittedPlan& plan, const StepResult& result) const;
   void CommitSample(const Sample& sample, const SampledToken& sampled, CommitResult* committed);
+  // Takes what begins with the sequence's first block out of the prefix cache.
+  void ForgetBeginning(const Sequence& sequence);
   // Puts the full blocks that are known to be finite into the prefix cache.
   void Publish(Sequence* sequence);
   int32_t num_held_blocks() const;
   // Blocks that are available once the plan in flight is committed.
-  int32_t num_returning_blocks() const;
+  ReturningBlocks BlocksInFlight() const;
   int32_t BlocksFor(int32_t num_tokens) const;
 
   const SchedulerConfig config_;

@@ -47,7 +47,7 @@ Sequence* Scheduler::AdmitNext() {
   Admission admission = PlanAdmission(*sequence);
   const int32_t missing = admission.num_new_blocks + headroom - admission.num_available;
   if (missing > 0) {
-    if (!PreemptPausedFor(missing)) return nullptr;
+    if (!PreemptPausedFor(missing, admission.cached_ids)) return nullptr;
     admission = PlanAdmission(*sequence);  // what they gave up may be what it looks for
     if (admission.num_available < admission.num_new_blocks + headroom) return nullptr;
   }
@@ -77,16 +77,18 @@ void Scheduler::Admit(Sequence* sequence, const Admission& admission) {
   running_.insert(sequence->rank);
 }
 
-bool Scheduler::PreemptPausedFor(int32_t num_blocks) {
+bool Scheduler::PreemptPausedFor(int32_t num_blocks, std::span<const int32_t> kept) {
   std::vector<Sequence*> paused;
-  int32_t reachable = num_returning_blocks();
-  for (auto rank = running_.rbegin(); rank != running_.rend() && reachable < num_blocks; ++rank) {
+  ReturningBlocks reachable = BlocksInFlight();
+  reachable.Keep(kept);
+  for (auto rank = running_.rbegin(); rank != running_.rend(); ++rank) {
+    if (reachable.count() >= num_blocks) break;
     Sequence* sequence = &At(*rank);
     if (!sequence->paused || !MayBePreempted(*sequence)) continue;
     paused.push_back(sequence);
-    reachable += sequence->blocks.num_exclusive();
+    reachable.Add(sequence->blocks);
   }
-  if (reachable < num_blocks) return false;
+  if (reachable.count() < num_blocks) return false;
   for (Sequence* sequence : paused) Preempt(sequence, PreemptionCause::kBlocks);
   return true;
 }
@@ -101,15 +103,17 @@ void Scheduler::PreemptForPriority() {
   if (hopeless) return;
   const Admission admission = PlanAdmission(*candidate);
   int32_t running = num_running_unpaused();
-  int32_t reachable = admission.num_available + num_returning_blocks();
+  ReturningBlocks reachable = BlocksInFlight();
+  reachable.Keep(admission.cached_ids);
   const Sequence* first = nullptr;  // the first one always gets on
   for (const Rank& rank : running_) {
     const Sequence& sequence = At(rank);
-    if (sequence.paused && MayBePreempted(sequence)) reachable += sequence.blocks.num_exclusive();
+    if (sequence.paused && MayBePreempted(sequence)) reachable.Add(sequence.blocks);
     if (first == nullptr && !sequence.paused && !sequence.at_limit()) first = &sequence;
   }
   const auto has_room = [&] {
-    return running < config_.max_sequences && reachable >= admission.num_new_blocks + running;
+    return running < config_.max_sequences &&
+           admission.num_available + reachable.count() >= admission.num_new_blocks + running;
   };
   std::vector<Sequence*> victims;
   for (auto rank = running_.rbegin(); rank != running_.rend() && !has_room(); ++rank) {
@@ -121,7 +125,7 @@ void Scheduler::PreemptForPriority() {
     }
     victims.push_back(sequence);
     --running;
-    reachable += sequence->blocks.num_exclusive();
+    reachable.Add(sequence->blocks);
   }
   if (!has_room()) return;
   for (Sequence* victim : victims) Preempt(victim, PreemptionCause::kPriority);

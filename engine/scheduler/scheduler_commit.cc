@@ -58,7 +58,7 @@ void Scheduler::CommitSample(const Sample& sample, const SampledToken& sampled,
   committed->tokens.push_back(
       {sample.id, sampled.token_id, output_index, sampled.non_finite, sampled.logprobs});
   if (sampled.non_finite) {
-    if (sequence.chain.num_blocks > 0) prefix_cache_.Forget(sequence.blocks.ids().front());
+    ForgetBeginning(sequence);
     Release(sample.id, ReleaseReason::kError);
     return;
   }
@@ -68,6 +68,13 @@ void Scheduler::CommitSample(const Sample& sample, const SampledToken& sampled,
   // The row attends to all tokens before it: were one of their values not finite, it would not be.
   sequence.num_finite_tokens = sample.num_tokens;
   if (config_.prefix_cache) Publish(&sequence);
+}
+
+void Scheduler::ForgetBeginning(const Sequence& sequence) {
+  const bool has_block = sequence.num_tokens() - sequence.num_unknown >= config_.block_tokens;
+  std::vector<int32_t> ids;
+  prefix_cache_.Find(sequence.cache_salt, sequence.tokens, has_block ? 1 : 0, &ids);
+  if (!ids.empty()) prefix_cache_.Forget(ids.front());
 }
 
 void Scheduler::Publish(Sequence* sequence) {
@@ -143,14 +150,14 @@ int32_t Scheduler::num_held_blocks() const {
   return total;
 }
 
-int32_t Scheduler::num_returning_blocks() const {
-  int32_t total = 0;
-  for (const HeldBlocks& held : held_) total += held.blocks.num_exclusive();
+ReturningBlocks Scheduler::BlocksInFlight() const {
+  ReturningBlocks returning(&allocator_);
+  for (const HeldBlocks& held : held_) returning.Add(held.blocks);
   for (const Rank& rank : running_) {
     const Sequence& sequence = At(rank);
-    if (sequence.at_limit() && InFlight(sequence)) total += sequence.blocks.num_exclusive();
+    if (sequence.at_limit() && InFlight(sequence)) returning.Add(sequence.blocks);
   }
-  return total;
+  return returning;
 }
 
 int64_t Scheduler::blocks_unaccounted() const {

@@ -110,7 +110,6 @@ TEST_F(PrefixCacheTest, ForgettingTakesWhatHangsOnItAndNothingElse) {
   EXPECT_EQ(Find({7, 8}).size(), 1u);
   first.Clear();
   EXPECT_EQ(allocator_.num_idle(), 0);
-  cache_.Forget(second.ids()[0]);  // twice is harmless
   EXPECT_EQ(cache_.num_nodes(), 1);
 }
 

@@ -228,6 +228,25 @@ TEST_F(SchedulerPrefixCacheTest, APreemptedSequenceFindsWhatItHadComputed) {
   RunToTheEnd();
 }
 
+TEST_F(SchedulerPrefixCacheTest, PausedOnesThatShareTheirBlocksMakeRoomTogether) {
+  SchedulerConfig config = CacheConfig();
+  config.num_blocks = 7;  // 6 usable
+  Start(config);
+  const SequenceId a = Ask({1, 2, 3, 4, 5}, 4), b = Ask({1, 2, 3, 4, 6}, 4);
+  Step();
+  Step();
+  ASSERT_EQ(scheduler_->blocks_used(), 4);  // neither of them has more than one for itself
+  scheduler_->SetPaused(a, true);
+  scheduler_->SetPaused(b, true);
+  const SequenceId whole_pool = Ask(std::vector<int32_t>(12, 9));
+  EXPECT_THAT(Step(), ElementsAre(Pair(whole_pool, 12)));
+  scheduler_->SetPaused(a, false);
+  scheduler_->SetPaused(b, false);
+  RunToTheEnd();
+  EXPECT_EQ(scheduler_->Find(a), nullptr);
+  EXPECT_EQ(scheduler_->Find(b), nullptr);
+}
+
 TEST_F(SchedulerPrefixCacheTest, ClearingMakesTheNextPromptComputeAll) {
   Start(CacheConfig());
   const SequenceId running = Ask({1, 2, 3, 4, 5}, 9);
