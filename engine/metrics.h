@@ -57,7 +57,7 @@ enum class GenerationEnd {
 enum class InputTokens { kComputed, kCached, kRecomputed };
 enum class PreemptionCause { kKvPressure, kPriority };
 enum class DiscardReason { kCancelled, kPastStop, kDeadline };
-enum class StepStage { kSchedule, kForward, kDeliver };
+enum class StepStage { kSchedule, kUpload, kForward, kSample, kDownload, kDeliver };
 enum class StreamAbort { kClientCancel, kDisconnect, kDeadline, kSlowReader, kDrain };
 enum class AuthFailure { kMissing, kMalformed, kUnknown, kExpired };
 // The last is the whole: from the folder's opening to the end of the warm-up.
@@ -143,7 +143,7 @@ class Metrics final {
   static constexpr int kNumMethods = 6;
   static constexpr int kNumCodes = 17;
   static constexpr int kNumPhases = 2;
-  static constexpr int kNumStages = 3;
+  static constexpr int kNumStages = 6;
   template <int n>
   using Counters = std::array<prometheus::Counter*, n>;
   template <int n>

@@ -59,7 +59,8 @@ constexpr const char* kCodeNames[] = {
     "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
     "DATA_LOSS", "UNAUTHENTICATED"};
 constexpr const char* kPhaseNames[] = {"prefill", "decode"};
-constexpr const char* kStageNames[] = {"schedule", "forward", "deliver"};
+constexpr const char* kStageNames[] = {"schedule", "upload",   "forward",
+                                       "sample",   "download", "deliver"};
 
 }  // namespace
 
@@ -214,7 +215,7 @@ void Metrics::BuildScheduler(const Builder& builder) {
         builder.Gauge("engine_row_multiple", "Rows are rounded up to this", label);
     for (size_t stage = 0; stage < kNumStages; ++stage) {
       stage_seconds_[phase][stage] =
-          builder.Counter("engine_step_stage_seconds_total", "Where the time of the passes goes",
+          builder.Counter("engine_step_stage_seconds_total", "Where the host's time of the passes goes",
                           {{"phase", kPhaseNames[phase]}, {"stage", kStageNames[stage]}});
     }
     const char* const rows_help = "Rows launched; padding over the sum is the waste";

@@ -4,9 +4,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/base/clock.h"
 #include "engine/scheduler/step_plan.h"
 
 namespace flashquant {
+
+// The host's time in parts of a step; the rest of it is the model's forward pass.
+struct StepTimes {
+  Duration upload{};    // the step's arrays made and brought to the backend
+  Duration sample{};    // logits to token ids
+  Duration download{};  // results back to the host
+};
 
 // Engine thread only. At most two launched steps are uncollected at any time.
 class StepRunner {
@@ -18,6 +26,8 @@ class StepRunner {
   virtual absl::Status Launch(const StepPlan& plan) = 0;
   // The result of the oldest launched, uncollected step.
   virtual absl::StatusOr<StepResult> Collect() = 0;
+  // Of the step that was collected last; zeros where the runner cannot tell parts apart.
+  virtual StepTimes last_times() const { return {}; }
 };
 
 }  // namespace flashquant

@@ -75,14 +75,18 @@ bool ModelStepRunner::IsRecordable(const StepPlan& plan) const {
 
 absl::Status ModelStepRunner::Launch(const StepPlan& plan) {
   FQ_CHECK(num_launched_ - num_collected_ < 2);
+  const TimePoint begin = clock_.Now();
+  times_ = {};
   if (IsRecordable(plan)) {
     FQ_RETURN_IF_ERROR(batch_->LoadDecode(plan));
     FQ_RETURN_IF_ERROR(sampling_->Load(plan, plan.num_rows));
+    times_.upload = clock_.Now() - begin;
     FQ_RETURN_IF_ERROR(backend_->RunRecorded(this, plan.num_rows,
                                              [&] { return QueueOps(nullptr, plan.num_rows); }));
   } else {
     FQ_RETURN_IF_ERROR(batch_->Load(plan));
     FQ_RETURN_IF_ERROR(sampling_->Load(plan, 0));
+    times_.upload = clock_.Now() - begin;
     FQ_RETURN_IF_ERROR(QueueOps(batch_->logit_rows(), batch_->num_logit_rows()));
   }
   // Collect waits for this copy alone, not for a step launched meanwhile; also when no sequence
@@ -97,7 +101,7 @@ absl::Status ModelStepRunner::Launch(const StepPlan& plan) {
   FQ_RETURN_IF_ERROR(
       backend_->QueueReadBack(ReadBackSlot(num_launched_), samples_.data(),
                               any_logprobs ? samples_.num_bytes() : logprobs_offset()));
-  launched_rows_.push_back(std::move(rows));
+  launched_.push_back({std::move(rows), times_});
   ++num_launched_;
   return absl::OkStatus();
 }
@@ -107,7 +111,8 @@ absl::Status ModelStepRunner::QueueOps(const int32_t* logit_rows, int32_t num_sa
   FQ_RETURN_IF_ERROR(model_->Forward(*batch_, token_ids, *cache_, activations_.get()));
   FQ_RETURN_IF_ERROR(model_->ComputeLogits(logit_rows, num_samples, activations_.get()));
   if (num_samples == 0) return absl::OkStatus();
-  return backend_->SampleTokens(
+  const TimePoint begin = clock_.Now();
+  const absl::Status sampled = backend_->SampleTokens(
       {.num_rows = num_samples,
        .vocab_size = model_->config().vocab_size,
        .logits = activations_->logits.As<float>(),
@@ -119,17 +124,22 @@ absl::Status ModelStepRunner::QueueOps(const int32_t* logit_rows, int32_t num_sa
        .non_finite = reinterpret_cast<uint8_t*>(token_ids + max_samples_),
        .scratch = scratch_.As<float>(),
        .logprobs = reinterpret_cast<TokenLogprob*>(samples_.As<uint8_t>() + logprobs_offset())});
+  if (!options_.record_decode) times_.sample = clock_.Now() - begin;
+  return sampled;
 }
 
 absl::StatusOr<StepResult> ModelStepRunner::Collect() {
   FQ_CHECK(num_collected_ < num_launched_);
   const int32_t slot = ReadBackSlot(num_collected_);
-  const std::vector<LaunchedRow> rows = std::move(launched_rows_.front());
-  launched_rows_.pop_front();
+  const std::vector<LaunchedRow> rows = std::move(launched_.front().rows);
+  last_times_ = launched_.front().times;
+  launched_.pop_front();
   ++num_collected_;
 
+  const TimePoint begin = clock_.Now();
   std::vector<uint8_t> samples(static_cast<size_t>(samples_.num_bytes()));
   FQ_RETURN_IF_ERROR(backend_->FinishReadBack(slot, samples.data()));
+  if (!options_.record_decode) last_times_.download = clock_.Now() - begin;
   StepResult result;
   for (size_t row = 0; row < rows.size(); ++row) {
     SampledToken token = {.id = rows[row].id};

@@ -39,11 +39,18 @@ class ModelStepRunner final : public StepRunner {
 
   absl::Status Launch(const StepPlan& plan) override;
   absl::StatusOr<StepResult> Collect() override;
+  // A backend that queues its ops does sampling and the copy back later, in the time of the
+  // forward pass: only `upload` is then told apart.
+  StepTimes last_times() const override { return last_times_; }
 
  private:
   struct LaunchedRow {
     SequenceId id = 0;
     std::optional<int32_t> top_logprobs;
+  };
+  struct LaunchedStep {
+    std::vector<LaunchedRow> rows;  // who samples
+    StepTimes times;
   };
 
   ModelStepRunner(const DecoderModel* model, Backend* backend, const StepRunnerOptions& options);
@@ -69,7 +76,10 @@ class ModelStepRunner final : public StepRunner {
   DeviceBuffer scratch_;  // [max_samples_, V] FP32: where rows with logprobs are drawn
   int64_t num_launched_ = 0;
   int64_t num_collected_ = 0;
-  std::deque<std::vector<LaunchedRow>> launched_rows_;  // who sampled, per uncollected step
+  std::deque<LaunchedStep> launched_;  // uncollected
+  StepTimes times_;                    // of the step that is being launched
+  StepTimes last_times_;
+  const SteadyClock clock_;
 };
 
 }  // namespace flashquant

@@ -53,6 +53,8 @@ def draw_lines(axes, panel, answers):
         for name, points in series:
             axes.plot([t for t, _ in points], [v for _, v in points], label=name, linewidth=1)
     axes.set_ylim(bottom=0)
+    if not series:
+        axes.text(0.5, 0.5, "(nothing)", ha="center", va="center", transform=axes.transAxes)
     if any(name for name, _ in series):
         axes.legend(fontsize=5, loc="upper left", ncol=2)
 
@@ -72,14 +74,17 @@ def draw_words(axes, panel, answers):
     """The last value of a stat, the rows of a table."""
     axes.axis("off")
     lines = []
-    for _, answer in answers:
+    several = sum(len(answer) for _, answer in answers) > 1
+    for target, answer in answers:
         for labels, points in answer:
             if panel["type"] == "stat":
-                lines.append(f"{points[-1][1]:.4g} {UNITS.get(panel['fieldConfig']['defaults']['unit'], '')}")
+                unit = panel["fieldConfig"]["defaults"]["unit"]
+                name = f"{legend(target, labels)}: " if several else ""
+                lines.append(f"{name}{points[-1][1]:.4g} {UNITS.get(unit, unit)}")
             else:
                 lines += [f"{label}: {value}" for label, value in labels.items()
                           if label not in ("__name__", "job", "instance")]
-    size = 16 if panel["type"] == "stat" else 7
+    size = 7 if panel["type"] != "stat" else 9 if several else 16
     axes.text(0.5, 0.5, "\n".join(lines) or "(nothing)", ha="center", va="center", fontsize=size)
 
 

@@ -33,7 +33,8 @@ PATHS = [
     for reason in ("eos", "stop_sequence", "length", "cancelled", "deadline")
 ] + ['requests_rejected_total{reason="%s"}' % reason for reason in ("invalid", "too_long", "queue_full")
 ] + ["preemptions_total", "kv_allocation_failures_total", 'input_tokens_total{kind="recomputed"}',
-     "stream_aborts_total", "cancel_to_release_seconds_count"]
+     "stream_aborts_total", "cancel_to_release_seconds_count",
+     'prefix_cache_lookup_tokens_total{result="hit"}', 'input_tokens_total{kind="cached"}']
 
 
 def may_be_empty(expression, exported):
@@ -120,6 +121,8 @@ class Served:
         for seed in range(8):  # where a story often ends
             self.generate("--prompt", "They lived happily ever after.", "--max-tokens", "2", "--seed", str(seed))
         self.generate("--prompt", "Once upon a time", "--stop", "a", "--max-tokens", "200")
+        for _ in range(2):  # the second finds the blocks of the first
+            self.generate("--prompt", "Once upon a time there was a little girl. " * 6, "--max-tokens", "2")
         self.generate("--prompt", "Once", "--ignore-eos", "--timeout", "0.05")
         self.generate("--prompt", "")
         self.generate("--prompt", "Once", "--max-tokens", "1000000")

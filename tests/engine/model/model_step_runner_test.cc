@@ -230,6 +230,23 @@ TEST_F(ModelStepRunnerTest, PenaltiesMakeAnAnswerRepeatLess) {
   EXPECT_GT(penalised_total, plain_total);
 }
 
+// What is queued without being run at once (record_decode) cannot be told apart by the host.
+TEST_F(ModelStepRunnerTest, TimesOfAStepAreToldByPartWhereOpsRunAtOnce) {
+  for (const bool record : {false, true}) {
+    const std::unique_ptr<ModelStepRunner> runner = MakeRunner(record);
+    const TimePoint begin = SteadyClock().Now();
+    const std::vector<Running> sequences = {{.tokens = {1, 2, 3}, .blocks = {1}}};
+    FQ_ASSERT_OK(runner->Launch(Plan(sequences, {3})));
+    FQ_ASSERT_OK(runner->Collect());
+    const Duration whole = SteadyClock().Now() - begin;
+    const StepTimes times = runner->last_times();
+    EXPECT_GT(times.upload, Duration::zero());
+    EXPECT_EQ(times.sample > Duration::zero(), !record);
+    EXPECT_EQ(times.download > Duration::zero(), !record);
+    EXPECT_LT(times.upload + times.sample + times.download, whole);
+  }
+}
+
 TEST_F(ModelStepRunnerTest, AStepLaunchedAheadReadsTheTokenThatTheHostHasNotSeen) {
   const auto expected = Generate(/*record=*/true, 2);
   const auto runner = MakeRunner(/*record=*/true);
