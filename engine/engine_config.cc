@@ -8,7 +8,8 @@
 namespace flashquant {
 namespace {
 
-absl::Status CheckRange(std::string_view key, int32_t value, int32_t low, int32_t high) {
+template <typename T>
+absl::Status CheckRange(std::string_view key, T value, T low, T high) {
   if (value >= low && value <= high) return absl::OkStatus();
   return FailedPreconditionError("{}: must be within {} and {} (got {})", key, low, high, value);
 }
@@ -24,6 +25,8 @@ absl::Status EngineConfig::Validate() const {
   FQ_RETURN_IF_ERROR(CheckRange("num_blocks", num_blocks, 0, 1 << 26));
   FQ_RETURN_IF_ERROR(CheckRange("row_multiple", row_multiple, 1, 256));
   FQ_RETURN_IF_ERROR(CheckRange("priority_ageing_ms", priority_ageing_ms, 1, 3'600'000));
+  FQ_RETURN_IF_ERROR(CheckRange("fill_wait_ms", fill_wait_ms, 0.0, 1000.0));
+  FQ_RETURN_IF_ERROR(CheckRange("gap_target_ms", gap_target_ms, 0.1, 60'000.0));
   // Less would let the oldest sequences starve the others of their one token per step.
   if (token_budget < max_sequences) {
     return FailedPreconditionError(

@@ -21,6 +21,12 @@ struct EngineConfig {
   // Ageing: a step of priority is worth this much of waiting.
   int32_t priority_ageing_ms = 2000;
 
+  // A decode step whose rows are no multiple of row_multiple waits this long for requests that
+  // could fill them, but never so long that tokens come later than gap_target_ms after the ones
+  // before (engine/fill_wait.h). 0 = off.
+  double fill_wait_ms = 0;
+  double gap_target_ms = 50;
+
   // FAILED_PRECONDITION naming the key, the range and the value. The two zeros that mean "to be
   // filled in" pass here; Engine::Create refuses them.
   absl::Status Validate() const;

@@ -70,7 +70,9 @@ EngineLoop::EngineLoop(const EngineConfig& config, const EngineDependencies& dep
       runner_(dependencies.runner),
       metrics_(dependencies.metrics),
       clock_(dependencies.clock),
-      scheduler_(ToSchedulerConfig(config)) {
+      scheduler_(ToSchedulerConfig(config)),
+      fill_wait_(DurationFromSeconds(config.fill_wait_ms / 1000),
+                 DurationFromSeconds(config.gap_target_ms / 1000)) {
   metrics_->SetQueueLimit(config.max_waiting);
   metrics_->SetRowMultiple(config.row_multiple);
   metrics_->SetKvPool(config.block_tokens);
@@ -82,6 +84,12 @@ absl::StatusOr<bool> EngineLoop::RunStep() {
   TakeInbox();
   EndCancelledAndExpired(now);
   UpdatePauses();
+  fill_until_ = fill_wait_.Until(now, in_flight_.empty() ? scheduler_.num_rows_to_fill() : 0);
+  if (fill_until_.has_value()) {
+    PublishStats(now);
+    PublishEnds();
+    return false;
+  }
 
   const StepPlan& plan = scheduler_.Schedule();
   const bool launched = !plan.empty();
@@ -99,7 +107,11 @@ absl::StatusOr<bool> EngineLoop::RunStep() {
 }
 
 void EngineLoop::TakeInbox() {
-  for (AcceptedRequest& accepted : inbox_->Take()) {
+  std::vector<AcceptedRequest> arrived = inbox_->Take();
+  if (!arrived.empty()) {
+    fill_wait_.Arrived(clock_->Now(), static_cast<int64_t>(arrived.size()));
+  }
+  for (AcceptedRequest& accepted : arrived) {
     const SequenceId id = next_id_++;
     auto live = std::make_unique<LiveRequest>(std::move(accepted), dependencies_);
     GenerateRequest& request = live->request;
@@ -180,6 +192,7 @@ absl::Status EngineLoop::CollectAndCommit() {
       step.phase, StepStage::kForward,
       step.launch_time + (now - collect_begin) - parts.upload - parts.sample - parts.download);
   ++num_steps_;
+  fill_wait_.StepFinished(step.phase, now, now - step.launched);
 
   FQ_ASSIGN_OR_RETURN(const CommitResult committed, scheduler_.Commit(*result));
   std::set<SequenceId> touched;
@@ -330,6 +343,7 @@ std::optional<Duration> EngineLoop::TimeToNextDeadline() const {
     consider(live->request.deadline);
     if (!live->admitted.has_value()) consider(live->request.queue_deadline);
   }
+  consider(fill_until_);
   if (!next.has_value()) return std::nullopt;
   return std::max(Duration::zero(), *next - clock_->Now());
 }

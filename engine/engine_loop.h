@@ -16,6 +16,7 @@
 #include "engine/base/clock.h"
 #include "engine/engine.h"
 #include "engine/engine_config.h"
+#include "engine/fill_wait.h"
 #include "engine/metrics.h"
 #include "engine/request_inbox.h"
 #include "engine/sampling/stop_checker.h"
@@ -108,6 +109,8 @@ class EngineLoop final {
   const Clock* const clock_;
 
   Scheduler scheduler_;
+  FillWait fill_wait_;
+  std::optional<TimePoint> fill_until_;  // the next step waits for arrivals until then
   SequenceId next_id_ = 0;
   LiveRequests live_;
   std::deque<InFlightStep> in_flight_;

@@ -46,6 +46,10 @@ struct ServerConfig {
   int64_t kv_cache_bytes = 0;  // 0 = what max_sequences contexts need, or a quarter of the memory
   int32_t row_multiple = 0;    // 0 = the backend's
   bool run_ahead = false;
+  std::string prefix_cache = "on";
+  double priority_ageing_seconds = 2;
+  double fill_wait_ms = 0;  // 0 = off
+  double gap_target_ms = 50;
 
   double slow_reader_seconds = 10;
   double keepalive_seconds = 60;
