@@ -106,6 +106,7 @@ std::optional<RequestError> CallSubmitter::SubmitUncounted(
   settings.output = mapped.output;
   settings.arrival = times.now;
   settings.text = MakeTextStream(model->mapper.options(), mapped);
+  settings.tokenizer = model->mapper.options().tokenizer;
   settings.slow_reader = slow_reader_;
   settings.metrics = metrics_;
   *session = std::make_shared<GenerateSession>(sink, std::move(settings));

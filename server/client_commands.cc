@@ -37,12 +37,36 @@ struct GenerateFlags {
   std::optional<float> top_p;
   std::optional<uint32_t> top_k;
   std::optional<float> min_p;
+  std::optional<float> repetition_penalty;
+  std::optional<float> presence_penalty;
+  std::optional<float> frequency_penalty;
+  std::vector<std::pair<uint32_t, float>> logit_bias;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;
   bool ignore_eos = false;
+  std::optional<uint32_t> top_logprobs;
+  uint32_t tokens_per_message = 0;
+  int32_t priority = 0;
+  std::string cache_salt;
   std::optional<double> timeout_seconds;
   bool json = false;
 };
+
+void SetSampling(const GenerateFlags& flags, v1::SamplingParams* sampling) {
+  if (flags.temperature) sampling->set_temperature(*flags.temperature);
+  if (flags.top_p) sampling->set_top_p(*flags.top_p);
+  if (flags.top_k) sampling->set_top_k(*flags.top_k);
+  if (flags.min_p) sampling->set_min_p(*flags.min_p);
+  if (flags.repetition_penalty) sampling->set_repetition_penalty(*flags.repetition_penalty);
+  if (flags.presence_penalty) sampling->set_presence_penalty(*flags.presence_penalty);
+  if (flags.frequency_penalty) sampling->set_frequency_penalty(*flags.frequency_penalty);
+  for (const auto& [id, value] : flags.logit_bias) {
+    v1::LogitBias* bias = sampling->add_logit_bias();
+    bias->set_token_id(id);
+    bias->set_bias(value);
+  }
+  if (flags.seed) sampling->set_seed(*flags.seed);
+}
 
 v1::GenerateRequest MakeRequest(const GenerateFlags& flags) {
   v1::GenerateRequest request;
@@ -62,12 +86,12 @@ v1::GenerateRequest MakeRequest(const GenerateFlags& flags) {
   } else {
     request.set_text(flags.prompt);
   }
-  v1::SamplingParams* sampling = request.mutable_sampling();
-  if (flags.temperature) sampling->set_temperature(*flags.temperature);
-  if (flags.top_p) sampling->set_top_p(*flags.top_p);
-  if (flags.top_k) sampling->set_top_k(*flags.top_k);
-  if (flags.min_p) sampling->set_min_p(*flags.min_p);
-  if (flags.seed) sampling->set_seed(*flags.seed);
+  SetSampling(flags, request.mutable_sampling());
+  v1::OutputOptions* output = request.mutable_output();
+  if (flags.top_logprobs) output->set_top_logprobs(*flags.top_logprobs);
+  output->set_tokens_per_message(flags.tokens_per_message);
+  if (flags.priority != 0) request.set_priority(flags.priority);
+  request.set_cache_salt(flags.cache_salt);
   v1::StopConditions* stop = request.mutable_stop();
   if (flags.max_tokens) stop->set_max_output_tokens(*flags.max_tokens);
   for (const std::string& sequence : flags.stop) stop->add_sequences(sequence);
@@ -251,6 +275,24 @@ int RunHealth(const HealthFlags& flags) {
   return kExitInternal;
 }
 
+void AddSamplingFlags(GenerateFlags* flags, CLI::App* command) {
+  command->add_option("--temperature", flags->temperature, "0 = greedy; unset = the model's own");
+  command->add_option("--top-p", flags->top_p, "unset = the model's own");
+  command->add_option("--top-k", flags->top_k, "0 = off; unset = the model's own");
+  command->add_option("--min-p", flags->min_p, "unset = the model's own");
+  command->add_option("--repetition-penalty", flags->repetition_penalty,
+                      "of tokens of prompt and answer, 1 = off; unset = the model's own");
+  command->add_option("--presence-penalty", flags->presence_penalty,
+                      "of tokens of the answer, 0 = off");
+  command->add_option("--frequency-penalty", flags->frequency_penalty,
+                      "the same for each time that the answer has the token");
+  command
+      ->add_option("--logit-bias", flags->logit_bias,
+                   "ID=BIAS, added to a token's logit; may be given again")
+      ->delimiter('=');
+  command->add_option("--seed", flags->seed, "seed of the draws; unset = the server draws one");
+}
+
 }  // namespace
 
 void AddGenerateCommand(CLI::App& app, int* exit_code) {
@@ -265,16 +307,23 @@ void AddGenerateCommand(CLI::App& app, int* exit_code) {
   command->add_flag("--chat", flags->chat, "send the prompt as a chat message");
   command->add_option("--system", flags->system, "system message, with --chat");
   command->add_option("--max-tokens", flags->max_tokens, "tokens at most; unset = what fits");
-  command->add_option("--temperature", flags->temperature, "0 = greedy; unset = the model's own");
-  command->add_option("--top-p", flags->top_p, "unset = the model's own");
-  command->add_option("--top-k", flags->top_k, "0 = off; unset = the model's own");
-  command->add_option("--min-p", flags->min_p, "unset = the model's own");
-  command->add_option("--seed", flags->seed, "seed of the draws; unset = the server draws one");
+  AddSamplingFlags(flags.get(), command);
   command->add_option("--stop", flags->stop, "stop sequence; may be given again");
   command->add_flag("--ignore-eos", flags->ignore_eos, "go on after an end token");
+  command->add_option("--tokens-per-message", flags->tokens_per_message,
+                      "gather so many tokens per message, for at most 200 ms; 0 = as they come");
+  command->add_option("--priority", flags->priority, "-10 to 10, higher first")
+      ->capture_default_str();
+  command->add_option("--cache-salt", flags->cache_salt,
+                      "share work on prompts only with requests of the same salt");
   command->add_option("--timeout", flags->timeout_seconds, "seconds; unset = the server's maximum")
       ->check(CLI::Range(0.001, 86400.0));
-  command->add_flag("--json", flags->json, "print one JSON object a line instead of text");
+  CLI::Option* json =
+      command->add_flag("--json", flags->json, "print one JSON object a line instead of text");
+  command
+      ->add_option("--logprobs", flags->top_logprobs,
+                   "with --json: logprobs of each token and of so many of the likeliest ones")
+      ->needs(json);
   command->callback([flags, exit_code] { *exit_code = RunGenerate(*flags); });
 }
 

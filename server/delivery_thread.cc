@@ -52,12 +52,24 @@ void DeliveryThread::EndAll(const char* reason) {
   Push({.what = What::kEndAll, .session = nullptr, .reason = reason});
 }
 
+std::optional<std::chrono::steady_clock::time_point> DeliveryThread::NextLook() const {
+  std::optional<Duration> wait;
+  if (!writing_.empty()) wait = check_interval_;
+  const TimePoint now = clock_->Now();
+  for (const auto& [session, due] : gathering_) {
+    if (!wait || due - now < *wait) wait = due - now;
+  }
+  if (!wait) return std::nullopt;
+  return std::chrono::steady_clock::now() + *wait;
+}
+
 bool DeliveryThread::WaitForItems(std::vector<Item>* items) {
+  const auto next_look = NextLook();
   MutexLock lock(&mu_);
   while (queue_.empty() && !stop_) {
-    if (writing_.empty()) {
+    if (!next_look) {
       wake_.Wait(&mu_);
-    } else if (!wake_.WaitUntil(&mu_, std::chrono::steady_clock::now() + check_interval_)) {
+    } else if (!wake_.WaitUntil(&mu_, *next_look)) {
       break;
     }
   }
@@ -81,17 +93,36 @@ void DeliveryThread::Handle(Item item) {
   } else if (ended_with_ != nullptr) {
     item.session->End(ended_with_);
   }
-  if (item.session->done()) {
-    writing_.erase(item.session);
-    active_.erase(item.session);
-    return;
-  }
-  if (item.session->write_in_flight()) {
-    writing_.insert(item.session);
+  Track(std::move(item.session));
+}
+
+void DeliveryThread::Track(std::shared_ptr<GenerateSession> session) {
+  if (session->write_in_flight() && !session->done()) {
+    writing_.insert(session);
   } else {
-    writing_.erase(item.session);
+    writing_.erase(session);
   }
-  active_.insert(std::move(item.session));
+  if (const std::optional<TimePoint> due = session->gather_due()) {
+    gathering_.insert_or_assign(session, *due);
+  } else {
+    gathering_.erase(session);
+  }
+  if (session->done()) {
+    active_.erase(session);
+  } else {
+    active_.insert(std::move(session));
+  }
+}
+
+void DeliveryThread::SendWhatIsDue(TimePoint now) {
+  std::vector<std::shared_ptr<GenerateSession>> due_now;
+  for (const auto& [session, due] : gathering_) {
+    if (due <= now) due_now.push_back(session);
+  }
+  for (auto& session : due_now) {
+    session->OnGatherDue(now);
+    Track(std::move(session));
+  }
 }
 
 void DeliveryThread::HandleEndAll(const char* reason) {
@@ -99,6 +130,7 @@ void DeliveryThread::HandleEndAll(const char* reason) {
   for (const auto& session : active_) session->End(reason);
   active_.clear();
   writing_.clear();
+  gathering_.clear();
 }
 
 void DeliveryThread::CheckSlowReaders() {
@@ -116,6 +148,7 @@ void DeliveryThread::Run() {
   TimePoint next_check = clock_->Now() + check_interval_;
   while (WaitForItems(&items)) {
     for (Item& item : items) Handle(std::move(item));
+    SendWhatIsDue(clock_->Now());
     if (const TimePoint now = clock_->Now(); now >= next_check) {
       CheckSlowReaders();
       next_check = now + check_interval_;

@@ -6,7 +6,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
@@ -53,6 +56,11 @@ class DeliveryThread final : public StreamListener {
   void Handle(Item item);
   void HandleEndAll(const char* reason);
   void CheckSlowReaders();
+  // Notes what the session waits for now.
+  void Track(std::shared_ptr<GenerateSession> session);
+  void SendWhatIsDue(TimePoint now);
+  // When there is something to do although nothing happens; unset = never.
+  std::optional<std::chrono::steady_clock::time_point> NextLook() const;
 
   const Clock* const clock_;
   const Duration check_interval_;
@@ -62,9 +70,11 @@ class DeliveryThread final : public StreamListener {
   std::vector<Item> queue_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
 
-  // Delivery thread only: the sessions that are not done, and those with a write in flight.
+  // Delivery thread only: the sessions that are not done, those with a write in flight, and those
+  // with tokens that wait for others, until when.
   std::set<std::shared_ptr<GenerateSession>> active_;
   std::set<std::shared_ptr<GenerateSession>> writing_;
+  std::map<std::shared_ptr<GenerateSession>, TimePoint> gathering_;
   const char* ended_with_ = nullptr;  // after EndAll: what comes late ends at once
 
   std::thread thread_;

@@ -209,7 +209,9 @@ void GenerateTextReactor::Write(v1::GenerateResponse response) {
   } else if (!too_large_) {
     response_.mutable_text()->append(response.delta().text());
     response_.mutable_token_ids()->MergeFrom(response.delta().token_ids());
-    if (response_.text().size() > kMaxTextBytes) {
+    response_.mutable_logprobs()->MergeFrom(response.delta().logprobs());
+    answer_bytes_ += response.delta().ByteSizeLong();
+    if (answer_bytes_ > kMaxAnswerBytes) {
       too_large_ = true;
       session_->Cancel(CancelReason::kClient);
     }

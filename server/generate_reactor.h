@@ -86,7 +86,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 // Gathers the stream into one answer; a write is done at once.
 class GenerateTextReactor final : public grpc::ServerUnaryReactor, public CallSink {
  public:
-  static constexpr size_t kMaxTextBytes = 1 << 20;
+  static constexpr size_t kMaxAnswerBytes = 1 << 20;
 
   static GenerateTextReactor* Start(const CallEnvironment& environment,
                                     grpc::CallbackServerContext* context,
@@ -110,6 +110,7 @@ class GenerateTextReactor final : public grpc::ServerUnaryReactor, public CallSi
   v1::GenerateTextResponse response_;
   CallCounter counter_;
   std::shared_ptr<GenerateSession> session_;
+  size_t answer_bytes_ = 0;
   bool too_large_ = false;
 };
 

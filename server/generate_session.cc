@@ -96,8 +96,9 @@ void GenerateSession::TakeMessages(TimePoint now) {
     *accepted = settings_.accepted;
     accepted->set_cached_prompt_tokens(static_cast<uint32_t>(update.cached_prompt_tokens));
   }
-  ObserveTokens(update, now);
-  AddDelta(update.token_ids, update.finished);
+  ObserveGaps(update.token_times);
+  Gather(update, now);
+  if (update.finished || IsDue(now)) SendGathered(now);
   if (update.finished) {
     ended_ = true;
     if (update.finished->status.ok()) {
@@ -109,33 +110,70 @@ void GenerateSession::TakeMessages(TimePoint now) {
   }
 }
 
-void GenerateSession::AddDelta(const std::vector<int32_t>& token_ids,
-                               const std::optional<FinishedEvent>& finished) {
-  v1::Delta delta;
-  delta.set_first_index(static_cast<uint32_t>(num_tokens_));
-  num_tokens_ += static_cast<int64_t>(token_ids.size());
-  if (settings_.output.token_ids) {
-    delta.mutable_token_ids()->Add(token_ids.begin(), token_ids.end());
+void GenerateSession::Gather(const StreamUpdate& update, TimePoint now) {
+  if (num_gathered_ == 0) {
+    gathered_.set_first_index(static_cast<uint32_t>(num_tokens_));
+    gathered_since_ = now;
   }
-  if (settings_.text != nullptr) {
-    std::string* text = delta.mutable_text();
-    for (const int32_t id : token_ids) text->append(settings_.text->Append(id));
-    if (finished && finished->status.ok()) {
-      text->append(settings_.text->Finish(finished->text_bytes));
+  num_tokens_ += static_cast<int64_t>(update.token_ids.size());
+  num_gathered_ += static_cast<int32_t>(update.token_ids.size());
+  if (settings_.output.token_ids) {
+    gathered_.mutable_token_ids()->Add(update.token_ids.begin(), update.token_ids.end());
+  }
+  for (const OutputLogprobs& logprobs : update.logprobs) AddLogprobs(logprobs);
+  if (settings_.text == nullptr) return;
+  std::string* text = gathered_.mutable_text();
+  for (const int32_t id : update.token_ids) text->append(settings_.text->Append(id));
+  if (update.finished && update.finished->status.ok()) {
+    text->append(settings_.text->Finish(update.finished->text_bytes));
+  }
+}
+
+bool GenerateSession::IsDue(TimePoint now) const {
+  return num_gathered_ >= settings_.output.tokens_per_message ||
+         now - gathered_since_ >= kGatherTime;
+}
+
+std::optional<TimePoint> GenerateSession::gather_due() const {
+  if (done_ || write_in_flight_ || num_gathered_ == 0) return std::nullopt;
+  return gathered_since_ + kGatherTime;
+}
+
+void GenerateSession::OnGatherDue(TimePoint now) { Pump(now); }
+
+void GenerateSession::SendGathered(TimePoint now) {
+  if (num_gathered_ > 0 && !first_handed_over_) {
+    first_handed_over_ = true;
+    if (settings_.metrics != nullptr) {
+      settings_.metrics->ObserveTimeToFirstToken(now - settings_.arrival);
     }
   }
-  if (delta.text().empty() && delta.token_ids().empty()) return;
+  num_gathered_ = 0;
+  v1::Delta delta = std::exchange(gathered_, v1::Delta());
+  if (delta.text().empty() && delta.token_ids().empty() && delta.logprobs().empty()) return;
   *outbox_.emplace_back().mutable_delta() = std::move(delta);
 }
 
-void GenerateSession::ObserveTokens(const StreamUpdate& update, TimePoint now) {
+void GenerateSession::AddLogprobs(const OutputLogprobs& logprobs) {
+  v1::Logprob* added = gathered_.add_logprobs();
+  *added->mutable_chosen() = ToProto(logprobs.chosen);
+  for (const TokenLogprob& top : logprobs.top) *added->add_top() = ToProto(top);
+}
+
+v1::TokenLogprob GenerateSession::ToProto(const TokenLogprob& logprob) const {
+  v1::TokenLogprob result;
+  result.set_token_id(static_cast<uint32_t>(logprob.token_id));
+  result.set_logprob(logprob.logprob);
+  if (settings_.tokenizer != nullptr) {
+    result.set_token(std::string(settings_.tokenizer->TokenBytes(logprob.token_id)));
+  }
+  return result;
+}
+
+void GenerateSession::ObserveGaps(const std::vector<TimePoint>& token_times) {
   if (settings_.metrics == nullptr) return;
-  for (const TimePoint time : update.token_times) {
-    if (last_token_) {
-      settings_.metrics->ObserveInterTokenLatency(time - *last_token_);
-    } else {
-      settings_.metrics->ObserveTimeToFirstToken(now - settings_.arrival);
-    }
+  for (const TimePoint time : token_times) {
+    if (last_token_) settings_.metrics->ObserveInterTokenLatency(time - *last_token_);
     last_token_ = time;
   }
 }

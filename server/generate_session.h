@@ -3,10 +3,13 @@
 //
 // While a write is in flight nothing is taken from the stream: what comes meanwhile is gathered
 // into the next message, and a client that does not read makes the stream fill up, so that the
-// engine pauses the sequence. No gRPC here: the RPC is a CallSink.
+// engine pauses the sequence. A client may ask for fewer, larger messages: then tokens are gathered
+// until there are output.tokens_per_message, but none waits longer than kGatherTime. No gRPC here:
+// the RPC is a CallSink.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -41,13 +44,17 @@ struct SessionSettings {
   StopConditions stop;
   OutputSettings output;
   TimePoint arrival{};
-  std::unique_ptr<TextStream> text;  // null when no text is asked for or there is no tokenizer
-  Duration slow_reader{};            // a reader that stops this long ends the call
-  Metrics* metrics = nullptr;        // may be null
+  std::unique_ptr<TextStream> text;      // null when no text is asked for or there is no tokenizer
+  const Tokenizer* tokenizer = nullptr;  // for the bytes of logprobs' tokens; may be null
+  Duration slow_reader{};                // a reader that stops this long ends the call
+  Metrics* metrics = nullptr;            // may be null
 };
 
 class GenerateSession final {
  public:
+  // Longest time that a token waits for others to go with, where the client asks for that.
+  static constexpr Duration kGatherTime = std::chrono::milliseconds(200);
+
   GenerateSession(CallSink* sink, SessionSettings settings);
   GenerateSession(const GenerateSession&) = delete;
   GenerateSession& operator=(const GenerateSession&) = delete;
@@ -59,6 +66,10 @@ class GenerateSession final {
   // Delivery thread only.
   void OnStreamReady(std::shared_ptr<RequestStream> stream, TimePoint now);
   void OnWriteDone(bool ok, TimePoint now);
+  // When OnGatherDue must be called; unset while no token waits for others, or a write's end will
+  // look.
+  std::optional<TimePoint> gather_due() const;
+  void OnGatherDue(TimePoint now);
   // Ends the call when its client has stopped reading for too long.
   void CheckSlowReader(TimePoint now);
   // Ends the call with the error of `reason`, whatever the engine does.
@@ -75,9 +86,14 @@ class GenerateSession final {
  private:
   void Pump(TimePoint now);
   void TakeMessages(TimePoint now);
-  void AddDelta(const std::vector<int32_t>& token_ids,
-                const std::optional<FinishedEvent>& finished);
-  void ObserveTokens(const StreamUpdate& update, TimePoint now);
+  void Gather(const StreamUpdate& update, TimePoint now);
+  // Whether what is gathered must wait no longer.
+  bool IsDue(TimePoint now) const;
+  // Makes a message of what is gathered, if that is anything.
+  void SendGathered(TimePoint now);
+  void AddLogprobs(const OutputLogprobs& logprobs);
+  v1::TokenLogprob ToProto(const TokenLogprob& logprob) const;
+  void ObserveGaps(const std::vector<TimePoint>& token_times);
   void ObserveEnd(const FinishedEvent& event, TimePoint now);
   void FinishWith(const RequestError& error);
   void CountAbort(const RequestError& error);
@@ -92,6 +108,9 @@ class GenerateSession final {
   // Delivery thread only.
   std::shared_ptr<RequestStream> stream_;
   StreamUpdate held_;                        // taken early, see CheckSlowReader
+  v1::Delta gathered_;                       // the next message, as far as it is known
+  int32_t num_gathered_ = 0;                 // its tokens
+  TimePoint gathered_since_{};               // when the first of them was taken
   std::deque<v1::GenerateResponse> outbox_;  // at most three: Accepted, Delta, Finished
   std::optional<RequestError> error_;        // the end, once the outbox is empty
   bool ended_ = false;                       // the terminal event was taken
@@ -102,7 +121,8 @@ class GenerateSession final {
   TimePoint write_started_{};
   std::optional<TimePoint> paused_since_;
   std::optional<TimePoint> last_token_;
-  int64_t num_tokens_ = 0;
+  int64_t num_tokens_ = 0;          // taken
+  bool first_handed_over_ = false;  // the first token
 };
 
 }  // namespace flashquant

@@ -109,7 +109,15 @@ SamplingParams RequestMapper::EffectiveSampling(const v1::SamplingParams& sampli
   if (sampling.has_top_p()) effective.top_p = sampling.top_p();
   if (sampling.has_top_k()) effective.top_k = static_cast<int32_t>(sampling.top_k());
   if (sampling.has_min_p()) effective.min_p = sampling.min_p();
+  if (sampling.has_repetition_penalty()) {
+    effective.repetition_penalty = sampling.repetition_penalty();
+  }
+  if (sampling.has_presence_penalty()) effective.presence_penalty = sampling.presence_penalty();
+  if (sampling.has_frequency_penalty()) effective.frequency_penalty = sampling.frequency_penalty();
   effective.seed = sampling.has_seed() ? sampling.seed() : options_.random();
+  for (const v1::LogitBias& bias : sampling.logit_bias()) {
+    effective.logit_bias.push_back({static_cast<int32_t>(bias.token_id()), bias.bias()});
+  }
   return effective;
 }
 
@@ -146,6 +154,9 @@ std::optional<RequestError> RequestMapper::Build(const v1::GenerateRequest& requ
       request.request_id().empty() ? MakeRequestId(options_.random()) : request.request_id();
   out.prompt_tokens = std::move(prompt_tokens);
   out.sampling = EffectiveSampling(request.sampling());
+  if (request.output().has_top_logprobs()) {
+    out.sampling.top_logprobs = static_cast<int32_t>(request.output().top_logprobs());
+  }
   out.stop.ignore_eos = request.stop().ignore_eos();
   out.stop.include_stop = request.stop().include_stop();
   out.stop.sequences.assign(request.stop().sequences().begin(), request.stop().sequences().end());
@@ -160,6 +171,7 @@ std::optional<RequestError> RequestMapper::Build(const v1::GenerateRequest& requ
   out.cache_salt = request.cache_salt();
   mapped->output.omit_text = request.output().omit_text() || options_.tokenizer == nullptr;
   mapped->output.token_ids = request.output().token_ids();
+  mapped->output.tokens_per_message = static_cast<int32_t>(request.output().tokens_per_message());
   return std::nullopt;
 }
 
@@ -176,6 +188,9 @@ v1::Accepted RequestMapper::MakeAccepted(const GenerateRequest& request) const {
   sampling->set_top_p(request.sampling.top_p);
   sampling->set_top_k(static_cast<uint32_t>(request.sampling.top_k));
   sampling->set_min_p(request.sampling.min_p);
+  sampling->set_repetition_penalty(request.sampling.repetition_penalty);
+  sampling->set_presence_penalty(request.sampling.presence_penalty);
+  sampling->set_frequency_penalty(request.sampling.frequency_penalty);
   sampling->set_seed(request.sampling.seed);
   return accepted;
 }

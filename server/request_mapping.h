@@ -46,6 +46,7 @@ struct CallTimes {
 struct OutputSettings {
   bool omit_text = false;
   bool token_ids = false;
+  int32_t tokens_per_message = 0;  // 0 = as they come
 };
 
 struct MappedRequest {

@@ -172,7 +172,6 @@ void CheckLogitBias(const v1::SamplingParams& sampling, const RequestLimits& lim
       out->Add(reason::kLogitBiasInvalid, field + ".bias", "must be within -100 and 100");
     }
   }
-  out->AddNotBuilt("sampling.logit_bias", kNotBuilt);
 }
 
 void CheckPenalties(const v1::SamplingParams& sampling, Violations* out) {
@@ -181,12 +180,10 @@ void CheckPenalties(const v1::SamplingParams& sampling, Violations* out) {
     out->CheckNumber("sampling.repetition_penalty", repetition,
                      std::isnormal(repetition) && repetition > 0.0f && repetition <= 2.0f,
                      "must be above 0 and at most 2");
-    if (repetition != 1.0f) out->AddNotBuilt("sampling.repetition_penalty", kNotBuilt);
   }
   const auto check = [&](bool has, float value, const char* field) {
     if (!has) return;
     out->CheckNumber(field, value, value >= -2.0f && value <= 2.0f, "must be within -2 and 2");
-    if (value != 0.0f) out->AddNotBuilt(field, kNotBuilt);
   };
   check(sampling.has_presence_penalty(), sampling.presence_penalty(), "sampling.presence_penalty");
   check(sampling.has_frequency_penalty(), sampling.frequency_penalty(),
@@ -278,16 +275,12 @@ void CheckOutput(const v1::OutputOptions& output, Violations* out) {
                fmt::format("{}", RequestLimits::kMaxTopLogprobs),
                fmt::format("{}", output.top_logprobs()));
     }
-    out->AddNotBuilt("output.top_logprobs", kNotBuilt);
   }
   if (output.tokens_per_message() > RequestLimits::kMaxTokensPerMessage) {
     out->Add(reason::kParameterOutOfRange, "output.tokens_per_message",
              fmt::format("above {}", RequestLimits::kMaxTokensPerMessage),
              fmt::format("{}", RequestLimits::kMaxTokensPerMessage),
              fmt::format("{}", output.tokens_per_message()));
-  }
-  if (output.tokens_per_message() != 0) {
-    out->AddNotBuilt("output.tokens_per_message", kNotBuilt);
   }
 }
 

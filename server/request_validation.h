@@ -10,6 +10,7 @@
 #include <string>
 
 #include "flashquant/v1/inference.pb.h"
+#include "kernels/base/token_values.h"
 #include "server/request_error.h"
 
 namespace flashquant {
@@ -23,7 +24,7 @@ struct RequestLimits {
   static constexpr int kMaxStopSequenceBytes = 128;
   static constexpr int kMaxStopTokenIds = 32;
   static constexpr int kMaxLogitBiases = 64;
-  static constexpr int kMaxTopLogprobs = 20;
+  static constexpr int kMaxTopLogprobs = flashquant::kMaxTopLogprobs;
   static constexpr int kMaxTokensPerMessage = 256;
   static constexpr int kMaxPriority = 10;
   static constexpr int kMaxCacheSaltBytes = 64;

@@ -78,6 +78,9 @@ v1::GetModelResponse MakeInfo(const ServedModel& model, const MapperOptions& opt
   limits->set_stop_sequences(RequestLimits::kMaxStopSequences);
   limits->set_stop_sequence_bytes(RequestLimits::kMaxStopSequenceBytes);
   limits->set_stop_token_ids(RequestLimits::kMaxStopTokenIds);
+  limits->set_logit_biases(RequestLimits::kMaxLogitBiases);
+  limits->set_top_logprobs(RequestLimits::kMaxTopLogprobs);
+  limits->set_tokens_per_message(RequestLimits::kMaxTokensPerMessage);
   *limits->mutable_request_duration() = ToProtoDuration(options.max_request_duration);
   v1::SamplingParams* defaults = info.mutable_sampling_defaults();
   defaults->set_temperature(options.defaults.temperature);

@@ -49,6 +49,9 @@ absl::StatusOr<GenerationDefaults> ParseGenerationDefaults(const Checkpoint& che
   FQ_ASSIGN_OR_RETURN(const double top_p, generation.GetDoubleOr("top_p", 1.0, 1e-6, 1.0));
   FQ_ASSIGN_OR_RETURN(const double min_p, generation.GetDoubleOr("min_p", 0.0, 0.0, 1.0));
   FQ_ASSIGN_OR_RETURN(const int64_t top_k, generation.GetIntOr("top_k", 0, 0, config.vocab_size));
+  FQ_ASSIGN_OR_RETURN(const double repetition_penalty,
+                      generation.GetDoubleOr("repetition_penalty", 1.0, 1e-6, 2.0));
+  defaults.sampling.repetition_penalty = static_cast<float>(repetition_penalty);
   defaults.sampling.temperature = static_cast<float>(temperature);
   defaults.sampling.top_p = static_cast<float>(top_p);
   defaults.sampling.min_p = static_cast<float>(min_p);

@@ -35,6 +35,7 @@ struct CompleteOptions {
   std::optional<float> temperature;
   std::optional<float> top_p;
   std::optional<int32_t> top_k;
+  std::optional<float> repetition_penalty;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;
   bool ignore_eos = false;
@@ -80,6 +81,9 @@ absl::StatusOr<GenerateRequest> MakeRequest(const CompleteOptions& options,
   if (options.temperature.has_value()) request.sampling.temperature = *options.temperature;
   if (options.top_p.has_value()) request.sampling.top_p = *options.top_p;
   if (options.top_k.has_value()) request.sampling.top_k = *options.top_k;
+  if (options.repetition_penalty.has_value()) {
+    request.sampling.repetition_penalty = *options.repetition_penalty;
+  }
   if (request.sampling.top_k > served.config.vocab_size) {
     return InvalidArgumentError("--top-k: above vocabulary size (limit {}, got {})",
                                 served.config.vocab_size, request.sampling.top_k);
@@ -201,6 +205,10 @@ void AddCompleteCommand(CLI::App& app, int* exit_code) {
       ->check(CLI::Range(1e-6, 1.0));
   command->add_option("--top-k", options->top_k, "0 = off; unset = the model's own")
       ->check(CLI::Range(int32_t{0}, std::numeric_limits<int32_t>::max()));
+  command
+      ->add_option("--repetition-penalty", options->repetition_penalty,
+                   "of tokens of prompt and answer, 1 = off; unset = the model's own")
+      ->check(CLI::Range(0.01, 2.0));
   command->add_option("--seed", options->seed, "seed of the draws; unset = random");
   command->add_option("--stop", options->stop, "stop string, may be given again");
   command->add_flag("--ignore-eos", options->ignore_eos, "go on after an end token");

@@ -300,8 +300,10 @@ TEST_F(RpcTest, ReaderThatStopsIsAbortedAndOthersGoOn) {  // N5
   Mutex mu;
   CondVar changed;
   bool resume = false;
+  v1::GenerateRequest request = TextRequest("stalled", 1500);
+  request.mutable_output()->set_top_logprobs(2);
   std::future<CallResult> stalled = std::async(std::launch::async, [&] {
-    return client.Generate(TextRequest("stalled", 1500), [&](const v1::GenerateResponse& response) {
+    return client.Generate(request, [&](const v1::GenerateResponse& response) {
       if (!response.has_delta()) return true;
       MutexLock lock(&mu);
       while (!resume) changed.Wait(&mu);

@@ -53,6 +53,26 @@ class GenerateSessionTest : public ::testing::Test {
   }
   ~GenerateSessionTest() override { session_->Abandon(); }
 
+  // A call that gathers `tokens_per_message` tokens, admitted.
+  void StartGathering(int32_t tokens_per_message) {
+    SessionSettings settings;
+    settings.output.token_ids = true;
+    settings.output.tokens_per_message = tokens_per_message;
+    settings.slow_reader = 10s;
+    session_->Abandon();
+    session_ = std::make_shared<GenerateSession>(&sink_, std::move(settings));
+    stream_ = std::make_shared<RequestStream>("two", session_);
+    session_->SetStream(stream_);
+    stream_->PushAdmitted();
+    Ready();
+    WriteDone();
+    sink_.messages.clear();
+  }
+  void Push(int32_t token) {
+    stream_->PushToken(token, now_);
+    Ready();
+  }
+
   void Ready() { session_->OnStreamReady(stream_, now_); }
   void WriteDone(bool ok = true) {
     ASSERT_TRUE(sink_.in_flight);
@@ -121,6 +141,95 @@ TEST_F(GenerateSessionTest, TokensThatComeDuringAWriteAreGathered) {  // N6
   WriteDone();
   ASSERT_EQ(sink_.messages.size(), 2u);
   EXPECT_THAT(IdsOf(1), ElementsAre(0u, 1u, 2u, 3u, 4u));
+}
+
+TEST_F(GenerateSessionTest, TokensWaitForTheNumberThatTheClientAskedFor) {
+  StartGathering(3);
+  EXPECT_FALSE(session_->gather_due().has_value());
+  Push(1);
+  Push(2);
+  EXPECT_TRUE(sink_.messages.empty());
+  EXPECT_EQ(session_->gather_due(), now_ + GenerateSession::kGatherTime);
+  Push(3);
+  ASSERT_EQ(sink_.messages.size(), 1u);
+  EXPECT_THAT(IdsOf(0), ElementsAre(1u, 2u, 3u));
+  EXPECT_EQ(sink_.messages[0].delta().first_index(), 0u);
+  EXPECT_FALSE(session_->gather_due().has_value());
+  Push(4);  // while the write is in flight
+  WriteDone();
+  EXPECT_EQ(sink_.messages.size(), 1u);
+  EXPECT_TRUE(session_->gather_due().has_value());
+  Push(5);
+  Push(6);
+  EXPECT_THAT(IdsOf(1), ElementsAre(4u, 5u, 6u));
+  EXPECT_EQ(sink_.messages[1].delta().first_index(), 3u);
+}
+
+TEST_F(GenerateSessionTest, ATokenWaitsForOthersNoLongerThanTheGatherTime) {
+  StartGathering(100);
+  Push(1);
+  now_ += GenerateSession::kGatherTime - 1ms;
+  Push(2);
+  session_->OnGatherDue(now_);
+  EXPECT_TRUE(sink_.messages.empty());
+  now_ += 1ms;  // of the first; the second has waited for one
+  session_->OnGatherDue(now_);
+  ASSERT_EQ(sink_.messages.size(), 1u);
+  EXPECT_THAT(IdsOf(0), ElementsAre(1u, 2u));
+  EXPECT_FALSE(session_->gather_due().has_value());
+}
+
+TEST_F(GenerateSessionTest, TheEndOfTheAnswerSendsWhatIsGathered) {
+  StartGathering(100);
+  Push(1);
+  stream_->PushLastToken(2, now_, Ended());
+  Ready();
+  EXPECT_THAT(IdsOf(0), ElementsAre(1u, 2u));
+  WriteDone();
+  EXPECT_TRUE(sink_.ended);
+  EXPECT_TRUE(sink_.messages.at(1).has_finished());
+}
+
+TEST_F(GenerateSessionTest, AnErrorComesAfterTheTokensThatWereGathered) {
+  StartGathering(100);
+  Push(1);
+  stream_->PushFinished(Ended(absl::UnavailableError("x"), "DRAINING"));
+  Ready();
+  EXPECT_THAT(IdsOf(0), ElementsAre(1u));
+  WriteDone();
+  ASSERT_TRUE(sink_.error.has_value());
+  EXPECT_EQ(sink_.error->reason, "DRAINING");
+}
+
+TEST_F(GenerateSessionTest, ASlowReaderGetsMoreThanItAskedForAtOnce) {
+  StartGathering(2);
+  Push(1);
+  Push(2);
+  for (int32_t token = 3; token < 12; ++token) Push(token);
+  WriteDone();
+  ASSERT_EQ(sink_.messages.size(), 2u);
+  EXPECT_EQ(IdsOf(1).size(), 9u);
+}
+
+TEST_F(GenerateSessionTest, LogprobsComeWithTheirTokens) {
+  SessionSettings settings;  // no ids, no text: logprobs alone make messages
+  settings.slow_reader = 10s;
+  session_->Abandon();
+  session_ = std::make_shared<GenerateSession>(&sink_, std::move(settings));
+  stream_ = std::make_shared<RequestStream>("two", session_);
+  stream_->PushToken(5, now_,
+                     OutputLogprobs{.chosen = {5, -1.25f}, .top = {{6, -0.5f}, {5, -1.25f}}});
+  stream_->PushLastToken(7, now_, Ended(), OutputLogprobs{.chosen = {7, -2.0f}});
+  Ready();
+  const v1::Delta& delta = sink_.messages.at(0).delta();
+  ASSERT_EQ(delta.logprobs_size(), 2);
+  EXPECT_EQ(delta.logprobs(0).chosen().token_id(), 5u);
+  EXPECT_EQ(delta.logprobs(0).chosen().logprob(), -1.25f);
+  ASSERT_EQ(delta.logprobs(0).top_size(), 2);
+  EXPECT_EQ(delta.logprobs(0).top(0).token_id(), 6u);
+  EXPECT_EQ(delta.logprobs(1).chosen().logprob(), -2.0f);
+  EXPECT_EQ(delta.logprobs(1).top_size(), 0);
+  EXPECT_TRUE(delta.token_ids().empty());
 }
 
 TEST_F(GenerateSessionTest, ErrorComesAfterTheTokensBeforeIt) {

@@ -222,6 +222,47 @@ TEST_F(RequestMappingTest, QueueTimeoutIsTheClientsOrTheServers) {
   EXPECT_EQ(mapped_.request.queue_deadline, times_.now + 500ms);
 }
 
+TEST_F(RequestMappingTest, PenaltiesAndBiasesReachTheEngineAndAreReported) {
+  options_.defaults.repetition_penalty = 1.25f;
+  v1::GenerateRequest request = Ids(1);
+  ASSERT_FALSE(Map(request).has_value());
+  EXPECT_EQ(mapped_.request.sampling.repetition_penalty, 1.25f);
+  EXPECT_EQ(mapped_.request.sampling.presence_penalty, 0.0f);
+  v1::SamplingParams* sampling = request.mutable_sampling();
+  sampling->set_repetition_penalty(1.0f);
+  sampling->set_presence_penalty(0.5f);
+  sampling->set_frequency_penalty(-1.5f);
+  v1::LogitBias* bias = sampling->add_logit_bias();
+  bias->set_token_id(200);
+  bias->set_bias(-3.0f);
+  ASSERT_FALSE(Map(request).has_value());
+  const SamplingParams& mapped = mapped_.request.sampling;
+  EXPECT_EQ(mapped.repetition_penalty, 1.0f);
+  EXPECT_EQ(mapped.presence_penalty, 0.5f);
+  EXPECT_EQ(mapped.frequency_penalty, -1.5f);
+  ASSERT_EQ(mapped.logit_bias.size(), 1u);
+  EXPECT_EQ(mapped.logit_bias[0].token_id, 200);
+  EXPECT_EQ(mapped.logit_bias[0].bias, -3.0f);
+  const v1::Accepted accepted = RequestMapper(options_).MakeAccepted(mapped_.request);
+  EXPECT_EQ(accepted.sampling().repetition_penalty(), 1.0f);
+  EXPECT_EQ(accepted.sampling().presence_penalty(), 0.5f);
+  EXPECT_EQ(accepted.sampling().frequency_penalty(), -1.5f);
+}
+
+TEST_F(RequestMappingTest, LogprobsAreAskedForOnlyWhenTheFieldIsSet) {
+  v1::GenerateRequest request = Ids(1);
+  ASSERT_FALSE(Map(request).has_value());
+  EXPECT_FALSE(mapped_.request.sampling.top_logprobs.has_value());
+  EXPECT_EQ(mapped_.output.tokens_per_message, 0);
+  for (const uint32_t number : {0u, 20u}) {
+    request.mutable_output()->set_top_logprobs(number);
+    request.mutable_output()->set_tokens_per_message(7);
+    ASSERT_FALSE(Map(request).has_value());
+    EXPECT_EQ(mapped_.request.sampling.top_logprobs, static_cast<int32_t>(number));
+    EXPECT_EQ(mapped_.output.tokens_per_message, 7);
+  }
+}
+
 TEST_F(RequestMappingTest, PriorityAndCacheSaltReachTheEngine) {
   v1::GenerateRequest request = Ids(1);
   ASSERT_FALSE(Map(request).has_value());

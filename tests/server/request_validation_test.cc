@@ -146,30 +146,27 @@ TEST(RequestValidationTest, FieldsNotBuiltAreNamed) {  // R37
     set(request);
     return Check(request);
   };
-  EXPECT_EQ(with([](auto& r) { r.mutable_sampling()->set_repetition_penalty(1.1f); }),
-            NotBuilt("sampling.repetition_penalty"));
-  EXPECT_EQ(with([](auto& r) { r.mutable_sampling()->set_presence_penalty(0.5f); }),
-            NotBuilt("sampling.presence_penalty"));
-  EXPECT_EQ(with([](auto& r) { r.mutable_sampling()->set_frequency_penalty(0.5f); }),
-            NotBuilt("sampling.frequency_penalty"));
-  EXPECT_EQ(with([](auto& r) { r.mutable_output()->set_top_logprobs(0); }),
-            NotBuilt("output.top_logprobs"));
-  EXPECT_EQ(with([](auto& r) { r.mutable_output()->set_tokens_per_message(4); }),
-            NotBuilt("output.tokens_per_message"));
   EXPECT_EQ(with([](auto& r) { r.GetReflection()->MutableUnknownFields(&r)->AddVarint(13, 1); }),
             NotBuilt("field 13"));
-  // Values that mean "off" ask for nothing.
+  EXPECT_EQ(with([](auto& r) { r.GetReflection()->MutableUnknownFields(&r)->AddVarint(12, 1); }),
+            NotBuilt("field 12"));
+  // All that the proto names is built.
   EXPECT_EQ(with([](auto& r) {
-              r.mutable_sampling()->set_repetition_penalty(1.0f);
-              r.mutable_sampling()->set_presence_penalty(0.0f);
-              r.set_priority(0);
+              r.mutable_sampling()->set_repetition_penalty(1.1f);
+              r.mutable_sampling()->set_presence_penalty(0.5f);
+              r.mutable_sampling()->set_frequency_penalty(-0.5f);
+              r.mutable_sampling()->add_logit_bias()->set_bias(1.0f);
+              r.mutable_output()->set_top_logprobs(3);
+              r.mutable_output()->set_tokens_per_message(4);
+              r.set_priority(2);
+              r.set_cache_salt("tenant");
             }),
             Outcome{});
 }
 
 TEST(RequestValidationTest, WrongValuesMatterMoreThanMissingFeatures) {
   v1::GenerateRequest request = TextRequest();
-  request.mutable_output()->set_tokens_per_message(4);
+  request.GetReflection()->MutableUnknownFields(&request)->AddVarint(13, 1);
   request.mutable_sampling()->set_top_p(2.0f);
   EXPECT_EQ(Check(request),
             Invalid(reason::kParameterOutOfRange, "sampling.top_p: must be above 0 and at most 1"));

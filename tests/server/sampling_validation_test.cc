@@ -101,6 +101,29 @@ TEST(SamplingValidationTest, RepetitionPenaltyMustBeAboveZero) {  // R23
                                       "sampling.repetition_penalty: must be above 0 and at most 2"))
         << bad;
   }
+  for (const float good : {1.17549435e-38f, 0.5f, 1.0f, 2.0f}) {
+    request.mutable_sampling()->set_repetition_penalty(good);
+    EXPECT_EQ(Check(request), Outcome{}) << good;
+  }
+}
+
+TEST(SamplingValidationTest, PenaltiesOfTheAnswerMustBeWithinMinusTwoAndTwo) {  // R22
+  for (const float good : {-2.0f, -0.0f, 2.0f}) {
+    v1::GenerateRequest request = TextRequest();
+    request.mutable_sampling()->set_presence_penalty(good);
+    request.mutable_sampling()->set_frequency_penalty(-good);
+    EXPECT_EQ(Check(request), Outcome{}) << good;
+  }
+  for (const float bad : {-2.001f, 2.001f, 1e30f}) {
+    v1::GenerateRequest request = TextRequest();
+    request.mutable_sampling()->set_presence_penalty(bad);
+    EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange,
+                                      "sampling.presence_penalty: must be within -2 and 2"));
+    request = TextRequest();
+    request.mutable_sampling()->set_frequency_penalty(bad);
+    EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange,
+                                      "sampling.frequency_penalty: must be within -2 and 2"));
+  }
 }
 
 TEST(SamplingValidationTest, LogitBiasIsChecked) {  // R24
@@ -126,7 +149,11 @@ TEST(SamplingValidationTest, LogitBiasIsChecked) {  // R24
   EXPECT_EQ(with(many),
             Invalid(reason::kLogitBiasInvalid, "sampling.logit_bias: too many (limit 64, got 65)"));
   many.pop_back();
-  EXPECT_EQ(with(many), NotBuilt("sampling.logit_bias"));  // R37
+  EXPECT_EQ(with(many), Outcome{});
+  EXPECT_EQ(with({{5, -100.0f}, {6, 100.0f}, {999, -0.0f}}), Outcome{});
+  EXPECT_EQ(with({{5, 100.001f}}),
+            Invalid(reason::kLogitBiasInvalid,
+                    "sampling.logit_bias[0].bias: must be within -100 and 100"));
 }
 
 TEST(SamplingValidationTest, StopSequencesAreChecked) {  // R27
@@ -161,8 +188,21 @@ TEST(SamplingValidationTest, StopTokenIdsAreChecked) {  // R28
 
 TEST(SamplingValidationTest, TopLogprobsAboveTwentyAreRefused) {  // R29
   v1::GenerateRequest request = TextRequest();
+  for (const uint32_t good : {0u, 20u}) {
+    request.mutable_output()->set_top_logprobs(good);
+    EXPECT_EQ(Check(request), Outcome{});
+  }
   request.mutable_output()->set_top_logprobs(21);
   EXPECT_EQ(Check(request), Invalid(reason::kParameterOutOfRange, "output.top_logprobs: above 20"));
+}
+
+TEST(SamplingValidationTest, TokensPerMessageHasALimit) {
+  v1::GenerateRequest request = TextRequest();
+  request.mutable_output()->set_tokens_per_message(256);
+  EXPECT_EQ(Check(request), Outcome{});
+  request.mutable_output()->set_tokens_per_message(257);
+  EXPECT_EQ(Check(request),
+            Invalid(reason::kParameterOutOfRange, "output.tokens_per_message: above 256"));
 }
 
 }  // namespace
