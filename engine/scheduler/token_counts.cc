@@ -10,8 +10,7 @@ TokenCounts::TokenCounts(const SamplingParams& sampling, std::span<const int32_t
   if (sampling.repetition_penalty == 1.0f) return;
   std::vector<int32_t> ids(prompt_tokens.begin(), prompt_tokens.end());
   std::ranges::sort(ids);
-  const auto repeated = std::ranges::unique(ids);
-  ids.erase(repeated.begin(), repeated.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   entries_.reserve(ids.size());
   for (const int32_t id : ids) entries_.push_back({.token_id = id, .num_outputs = 0});
 }
