@@ -13,6 +13,7 @@
 #include "engine/checkpoint/gguf_blocks.h"
 #include "engine/checkpoint/gguf_config.h"
 #include "engine/checkpoint/gguf_tokenizer.h"
+#include "engine/checkpoint/gptq_reader.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -218,7 +219,9 @@ absl::StatusOr<Checkpoint> OpenGguf(const std::string& path) {
 }
 
 absl::StatusOr<Checkpoint> CheckpointFromPath(const std::string& path) {
-  return LooksLikeGguf(path) ? OpenGguf(path) : OpenCheckpoint(path);
+  if (LooksLikeGguf(path)) return OpenGguf(path);
+  FQ_ASSIGN_OR_RETURN(Checkpoint checkpoint, OpenCheckpoint(path));
+  return DequantizeIfGptq(std::move(checkpoint));
 }
 
 absl::Status CopyTokenizerFiles(const std::string& path, CheckpointWriter* writer) {

@@ -20,7 +20,8 @@ namespace flashquant {
 // architecture, tensor, tensor type or rotary scaling than those of Llama.
 absl::StatusOr<Checkpoint> OpenGguf(const std::string& path);
 
-// OpenGguf for a file that starts like one or is called so, OpenCheckpoint for all else.
+// OpenGguf for a file that starts like one or is called so, OpenCheckpoint for all else, whose
+// layers are dequantized when it is a GPTQ folder (gptq_reader.h).
 absl::StatusOr<Checkpoint> CheckpointFromPath(const std::string& path);
 
 // Takes the tokenizer of a Hugging Face folder (the files that are there) or of a GGUF file (made

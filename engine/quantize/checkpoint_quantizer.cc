@@ -80,12 +80,15 @@ class CheckpointQuantizer final {
         writer_(writer),
         progress_(progress),
         calibration_(calibration),
-        layer_quantizer_(options, plan_.group_size, config_.geometry.tile_k, calibration),
+        layer_quantizer_(options, plan_.group_size, config_.geometry.tile_k,
+                         options.imported != AsGptq(*checkpoint.tensors), calibration),
         journal_(journal_folder, Fingerprint()) {
     config_.group_size = plan_.group_size;
     config_.symmetric = options.symmetric;
     config_.target_density = options.threshold > 0 ? 0 : options.density;
-    config_.method = options.method == QuantizeMethod::kGptq ? "gptq" : "rtn";
+    config_.method = options.imported != nullptr               ? "imported gptq"
+                     : options.method == QuantizeMethod::kGptq ? "gptq"
+                                                               : "rtn";
     if (options.density > 0 || options.threshold > 0) config_.method += "+outliers";
     if (calibration != nullptr) OrderByForwardPass();
     report_.group_size = plan_.group_size;
@@ -111,6 +114,11 @@ class CheckpointQuantizer final {
       for (const int64_t dim : source.shape) count *= dim;
       done += count;
       if (progress_) progress_(done, plan_.total_weights, planned.name);
+    }
+    if (options_.imported != nullptr) {
+      report_.notes.push_back(fmt::format(
+          "codes of a GPTQ checkpoint: with BF16 scales no weight of it moves by more than {:.3f}%",
+          100 * layer_quantizer_.largest_import_change()));
     }
     report_.tensor_bytes = writer_->tensor_bytes();
     config_.stored_density = report_.Total().stored_density();
@@ -161,7 +169,13 @@ class CheckpointQuantizer final {
     FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(source, 0, planned.n, weights.data()));
     FQ_RETURN_IF_ERROR(CheckWeights(planned.source, weights, planned.k, options_.num_threads));
     FQ_ASSIGN_OR_RETURN(const QuantizedMatrix matrix, QuantizeLayer(planned, weights));
-    if (calibration_ != nullptr && !layer_quantizer_.IsCalibrated(planned.name)) {
+    if (options_.imported != nullptr && !layer_quantizer_.IsImported(planned.name)) {
+      report_.notes.push_back(
+          fmt::format("{}: quantized anew, {}", planned.name,
+                      options_.imported->HasCodes(planned.name)
+                          ? "the inputs of a group do not lie side by side (act-order)"
+                          : "the GPTQ checkpoint has no codes for it"));
+    } else if (calibration_ != nullptr && !layer_quantizer_.IsCalibrated(planned.name)) {
       report_.notes.push_back(
           fmt::format("{}: rounded to nearest, the calibration does not reach it", planned.name));
     }
@@ -208,12 +222,14 @@ class CheckpointQuantizer final {
 
   // All that a layer's result depends on besides its own weights.
   std::string Fingerprint() const {
-    return fmt::format("flashquant layers 1\n{} {} {} {} {} {} {} {}\n{}\n{}\n{}",
+    const std::string imported =
+        options_.imported == nullptr ? "" : FilesFingerprint(options_.imported->path());
+    return fmt::format("flashquant layers 2\n{} {} {} {} {} {} {} {}\n{}\n{}\n{}\n{}",
                        static_cast<int>(options_.method), plan_.group_size, options_.symmetric,
                        options_.density, options_.threshold, options_.damping,
                        options_.descent_sweeps, static_cast<int>(options_.rule),
                        calibration_ == nullptr ? "" : calibration_->fingerprint(),
-                       FilesFingerprint(checkpoint_.path), DumpJson(checkpoint_.config));
+                       FilesFingerprint(checkpoint_.path), imported, DumpJson(checkpoint_.config));
   }
 
   absl::Status WriteInt8(const PlannedTensor& planned, const TensorInfo& source) {

@@ -19,10 +19,18 @@
 namespace flashquant {
 
 // weights: [n, k] row-major, finite, at most kMaxWeightMagnitude; `factor` of the layer's inputs
-// with the same group size. options.group_size is not -1, options.rule does not matter. Memory:
-// about 16 bytes a weight. The result is the same, bit for bit, for any num_threads.
+// with the same group size (k rounded up to 2 for options.group_size -1). options.rule does not
+// matter. Memory: about 16 bytes a weight. The result is the same, bit for bit, for any
+// num_threads.
 QuantizedMatrix QuantizeMatrixGptq(std::span<const float> weights, int64_t n,
                                    const HessianFactor& factor,
                                    const MatrixQuantizerOptions& options);
+
+// Goes on from codes that somebody else made for `weights`: outliers for what the codes miss, as
+// many as the options allow, then options.descent_sweeps (at least one) of coordinate descent,
+// which may change codes and scales where outliers make others better. `state`: of n rows, no
+// outliers.
+QuantizedMatrix RefineMatrixGptq(std::span<const float> weights, const HessianFactor& factor,
+                                 const MatrixQuantizerOptions& options, MatrixState state);
 
 }  // namespace flashquant

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "engine/quantize/matrix_multiply.h"
 #include "engine/quantize/multiversion.h"
@@ -89,6 +90,16 @@ void GptqRows::LoadRounding(int64_t group, Rounding* rounding) {
   }
 }
 
+void GptqRows::UsePlannedMask(int64_t begin, int64_t end) {
+  for (int64_t place = begin; place < end; ++place) {
+    const int64_t column = factor_.column_at[static_cast<size_t>(place)];
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      mask_[static_cast<size_t>(place * kRows + row)] =
+          plan_.mask[static_cast<size_t>((first_row_ + row) * k_ + column)];
+    }
+  }
+}
+
 // values: [place - begin][kRows].
 void GptqRows::FitGroup(int64_t begin, int64_t end, std::span<const float> values) {
   const int64_t group = GroupAt(begin);
@@ -129,7 +140,11 @@ void GptqRows::Quantize() {
     MultiplyAdd(end - begin, kRows, k_ - end, 1.0f,
                 {factor_.propagation.data() + begin * k_ + end, k_, 1},
                 errors_.data() + end * kRows, kRows, block.data(), kRows);
-    FitGroup(begin, end, block);
+    if (plan_.mask.empty()) {
+      FitGroup(begin, end, block);
+    } else {
+      UsePlannedMask(begin, end);
+    }
     LoadRounding(GroupAt(begin), &rounding);
     for (int64_t place = end - 1; place >= begin; --place) {
       float* values = block.data() + (place - begin) * kRows;
@@ -141,6 +156,53 @@ void GptqRows::Quantize() {
       for (int64_t row = 0; row < kRows; ++row) {
         const size_t at = static_cast<size_t>(place * kRows + row);
         errors_[at] = weights_[at] - rounded[row];
+      }
+    }
+    end = begin;
+  }
+}
+
+void GptqRows::Load() {
+  has_gradient_ = false;
+  for (int64_t place = 0; place < k_; ++place) {
+    const int64_t column = factor_.column_at[static_cast<size_t>(place)];
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      const size_t at = static_cast<size_t>(place * kRows + row);
+      const size_t from = static_cast<size_t>((first_row_ + row) * k_ + column);
+      const GroupParams& params = Params(row, column / group_size_);
+      codes_[at] = state_->codes[from];
+      mask_[at] = state_->mask[from];
+      const float value =
+          mask_[at] != 0 ? ToFloat(ToBFloat16(state_->values[from]))
+                         : ToFloat(params.scale) * static_cast<float>(codes_[at] - params.zero);
+      errors_[at] = weights_[at] - value;
+    }
+  }
+}
+
+void GptqRows::OutlierGains(std::span<float> gains) {
+  ComputeGradient();
+  Rounding rounding;
+  alignas(64) float wanted[kRows];
+  alignas(64) float rounded[kRows];
+  uint8_t codes[kRows];
+  for (int64_t end = k_; end > 0;) {
+    const int64_t begin = GroupBegin(end);
+    LoadRounding(GroupAt(begin), &rounding);
+    for (int64_t place = begin; place < end; ++place) {
+      const int64_t column = factor_.column_at[static_cast<size_t>(place)];
+      const float diagonal = factor_.hessian[static_cast<size_t>(place * k_ + place)];
+      for (int64_t row = 0; row < kRows; ++row) {
+        const size_t at = static_cast<size_t>(place * kRows + row);
+        wanted[row] = (weights_[at] - errors_[at]) + gradient_[at] / diagonal;
+      }
+      RoundColumn(wanted, rounding.scale, rounding.inverse, rounding.zero, rounded, codes);
+      for (int64_t row = 0; row < num_rows_; ++row) {
+        const float off = wanted[row] - rounded[row];
+        const float gain = std::min(off * off * diagonal, std::numeric_limits<float>::max());
+        const bool is_zero = (ToBFloat16(wanted[row]).bits & 0x7fffu) == 0;
+        gains[static_cast<size_t>((first_row_ + row) * k_ + column)] =
+            is_zero || std::isnan(gain) ? -1.0f : gain;
       }
     }
     end = begin;

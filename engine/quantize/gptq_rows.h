@@ -29,6 +29,12 @@ class GptqRows final {
   GptqRows(std::span<const float> weights, const HessianFactor& factor, const GroupPlan& plan,
            int64_t first_row, MatrixState* state);
 
+  // Instead of Quantize: starts from the codes, params and mask of the state, and its values where
+  // the mask is set.
+  void Load();
+  // What each weight costs as a code and not an outlier, all the others given: costs [n, k] of the
+  // whole matrix; -1 where its best value is zero in BF16.
+  void OutlierGains(std::span<float> gains);
   // Groups in processing order: outliers and scale from the weights as compensated so far, then
   // column after column, each with the errors of those before.
   void Quantize();
@@ -54,6 +60,7 @@ class GptqRows final {
   // First place of the group whose last place is end - 1.
   int64_t GroupBegin(int64_t end) const;
   void FitGroup(int64_t begin, int64_t end, std::span<const float> values);
+  void UsePlannedMask(int64_t begin, int64_t end);
   void LoadRounding(int64_t group, Rounding* rounding);
   void RefitScales(int64_t begin, int64_t end);
   void ComputeGradient();

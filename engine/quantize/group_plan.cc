@@ -13,16 +13,7 @@ namespace flashquant {
 namespace {
 
 constexpr int64_t kRowsPerTask = 8;
-// Costs are brought below this by a power of two, so that no sum of errors (of weights up to
-// kMaxWeightMagnitude) leaves float's range: an infinite error means "cannot be" and nothing else.
 constexpr double kMaxGroupFactor = 1024;
-
-double FactorScale(const ColumnImportance& importance) {
-  double largest = 0;
-  for (const double factor : importance.of_group) largest = std::max(largest, factor);
-  if (!(largest > kMaxGroupFactor) || !std::isfinite(largest)) return 1;
-  return std::exp2(-std::ceil(std::log2(largest / kMaxGroupFactor)));
-}
 
 class GroupPlanner final {
  public:
@@ -167,6 +158,13 @@ void GroupPlanner::SplitRow(int64_t row, std::span<const int32_t> records, Group
 }
 
 }  // namespace
+
+double FactorScale(const ColumnImportance& importance) {
+  double largest = 0;
+  for (const double factor : importance.of_group) largest = std::max(largest, factor);
+  if (!(largest > kMaxGroupFactor) || !std::isfinite(largest)) return 1;
+  return std::exp2(-std::ceil(std::log2(largest / kMaxGroupFactor)));
+}
 
 GroupPlan PlanGroups(std::span<const float> weights, int64_t n, int64_t k,
                      const MatrixQuantizerOptions& options, const ColumnImportance& importance) {

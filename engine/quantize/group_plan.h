@@ -30,10 +30,15 @@ struct ColumnImportance {
   }
 };
 
+// A power of two that brings of_group below a limit, so that no sum of errors (of weights up to
+// kMaxWeightMagnitude) leaves float's range: an infinite error means "cannot be" and nothing else.
+double FactorScale(const ColumnImportance& importance);
+
 struct GroupPlan {
   int64_t groups_per_row = 0;
   std::vector<GroupParams> params;  // [n, groups_per_row]
   std::vector<int32_t> outliers;    // [n, groups_per_row]; a multiple of four per tile and row
+  std::vector<uint8_t> mask;        // [n, k] when the plan says which ones (row_plan.h), else empty
   double error_without = 0;         // sum of the errors' cost when none is left out
 };
 

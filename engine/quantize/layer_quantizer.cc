@@ -4,7 +4,9 @@
 #include <utility>
 #include <vector>
 
+#include "engine/quantize/gptq_import.h"
 #include "engine/quantize/gptq_quantizer.h"
+#include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
 
 namespace flashquant {
@@ -30,6 +32,16 @@ double MeanCostOfSpread(std::span<const float> weights, int64_t n, int64_t k,
   return sum / static_cast<double>(k);
 }
 
+// The output error that the weights' errors make on the calibration text.
+void MeasureOutput(const Hessian& hessian, std::span<const float> weights, int num_threads,
+                   QuantizedMatrix* result) {
+  std::vector<float> errors = Dequantize(*result);
+  std::transform(weights.begin(), weights.end(), errors.begin(), errors.begin(),
+                 [](float weight, float value) { return weight - value; });
+  result->output_error = hessian.Energy(errors, num_threads);
+  result->output_energy = hessian.Energy(weights, num_threads);
+}
+
 }  // namespace
 
 bool LayerQuantizer::IsCalibrated(const std::string& layer) const {
@@ -50,14 +62,21 @@ MatrixQuantizerOptions LayerQuantizer::MatrixOptions() const {
   return options;
 }
 
+void LayerQuantizer::SetLeastBenefit(std::span<const float> weights, int64_t n, int64_t k,
+                                     std::span<const double> cost,
+                                     MatrixQuantizerOptions* options) const {
+  if (options_.threshold > 0) {
+    options->least_benefit = options_.threshold * MeanCostOfSpread(weights, n, k, cost);
+  }
+}
+
 absl::StatusOr<QuantizedMatrix> LayerQuantizer::Quantize(const std::string& layer,
                                                          std::span<const float> weights, int64_t n,
                                                          int64_t k) {
+  if (IsImported(layer)) return Import(layer, weights, n, k);
   if (IsCalibrated(layer)) return QuantizeCalibrated(layer, weights, n, k);
   MatrixQuantizerOptions options = MatrixOptions();
-  if (options_.threshold > 0) {
-    options.least_benefit = options_.threshold * MeanCostOfSpread(weights, n, k, {});
-  }
+  SetLeastBenefit(weights, n, k, {}, &options);
   return QuantizeMatrix(weights, n, k, options);
 }
 
@@ -66,9 +85,8 @@ absl::Status LayerQuantizer::UseResult(const std::string& layer, const Quantized
   return calibration_->SetQuantized(layer, Dequantize(result));
 }
 
-absl::StatusOr<QuantizedMatrix> LayerQuantizer::QuantizeCalibrated(const std::string& layer,
-                                                                   std::span<const float> weights,
-                                                                   int64_t n, int64_t k) {
+absl::StatusOr<const Hessian*> LayerQuantizer::InputsOf(const std::string& layer, int64_t k,
+                                                        int64_t* id) {
   FQ_ASSIGN_OR_RETURN(const Calibration::Inputs inputs, calibration_->InputsOf(layer));
   if (inputs.hessian->k() != k) {
     return InternalError("calibration: {} inputs for {} columns", inputs.hessian->k(), k);
@@ -76,34 +94,70 @@ absl::StatusOr<QuantizedMatrix> LayerQuantizer::QuantizeCalibrated(const std::st
   if (!inputs.hessian->IsFinite()) {
     return DataLossError("the layer's inputs on the calibration text are not finite");
   }
+  *id = inputs.id;
+  return inputs.hessian;
+}
+
+absl::Status LayerQuantizer::LoadFactor(const Hessian& hessian, int64_t id) {
+  if (factor_id_ == id) return absl::OkStatus();
+  factor_id_ = -1;
+  const int64_t group_size = group_size_ == -1 ? RoundUp<int64_t>(hessian.k(), 2) : group_size_;
+  FQ_ASSIGN_OR_RETURN(factor_, FactorHessian(hessian, {.group_size = group_size,
+                                                       .damping = options_.damping,
+                                                       .num_threads = options_.num_threads}));
+  factor_id_ = id;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<QuantizedMatrix> LayerQuantizer::QuantizeCalibrated(const std::string& layer,
+                                                                   std::span<const float> weights,
+                                                                   int64_t n, int64_t k) {
+  int64_t id = 0;
+  FQ_ASSIGN_OR_RETURN(const Hessian* hessian, InputsOf(layer, k, &id));
   MatrixQuantizerOptions options = MatrixOptions();
   QuantizedMatrix result;
   if (options_.method == QuantizeMethod::kGptq) {
-    if (factor_id_ != inputs.id) {
-      factor_id_ = -1;
-      FQ_ASSIGN_OR_RETURN(factor_,
-                          FactorHessian(*inputs.hessian, {.group_size = group_size_,
-                                                          .damping = options_.damping,
-                                                          .num_threads = options_.num_threads}));
-      factor_id_ = inputs.id;
-    }
-    if (options_.threshold > 0) {
-      options.least_benefit = options_.threshold * MeanCostOfSpread(weights, n, k, factor_.cost);
-    }
+    FQ_RETURN_IF_ERROR(LoadFactor(*hessian, id));
+    SetLeastBenefit(weights, n, k, factor_.cost, &options);
     result = QuantizeMatrixGptq(weights, n, factor_, options);
   } else {
-    if (options_.threshold > 0) {
-      options.least_benefit = options_.threshold * MeanCostOfSpread(weights, n, k, {});
-    }
+    SetLeastBenefit(weights, n, k, {}, &options);
     result = QuantizeMatrix(weights, n, k, options);
-    std::vector<float> errors = Dequantize(result);
-    std::transform(weights.begin(), weights.end(), errors.begin(), errors.begin(),
-                   [](float weight, float value) { return weight - value; });
-    result.output_error = inputs.hessian->Energy(errors, options_.num_threads);
-    result.output_energy = inputs.hessian->Energy(weights, options_.num_threads);
+    MeasureOutput(*hessian, weights, options_.num_threads, &result);
   }
   FQ_RETURN_IF_ERROR(calibration_->SetQuantized(layer, Dequantize(result)));
   return result;
+}
+
+absl::StatusOr<QuantizedMatrix> LayerQuantizer::Import(const std::string& layer,
+                                                       std::span<const float> weights, int64_t n,
+                                                       int64_t k) {
+  FQ_ASSIGN_OR_RETURN(const GptqLayer codes, options_.imported->ReadLayer(layer));
+  if (codes.n != n || codes.k != k) {
+    return DataLossError("the codes are of a [{}, {}] matrix (need [{}, {}])", codes.n, codes.k, n,
+                         k);
+  }
+  MatrixQuantizerOptions options = MatrixOptions();
+  const bool is_calibrated = IsCalibrated(layer);
+  const Hessian* hessian = nullptr;
+  if (is_calibrated) {
+    int64_t id = 0;
+    FQ_ASSIGN_OR_RETURN(hessian, InputsOf(layer, k, &id));
+    if (has_original_) FQ_RETURN_IF_ERROR(LoadFactor(*hessian, id));
+  }
+  const HessianFactor* const factor = is_calibrated && has_original_ ? &factor_ : nullptr;
+  SetLeastBenefit(
+      weights, n, k,
+      factor != nullptr ? std::span<const double>(factor->cost) : std::span<const double>(),
+      &options);
+  FQ_ASSIGN_OR_RETURN(ImportedMatrix imported,
+                      ImportGptqLayer(codes, weights, has_original_, factor, options));
+  largest_import_change_ = std::max(largest_import_change_, imported.largest_change);
+  if (is_calibrated) {
+    MeasureOutput(*hessian, weights, options_.num_threads, &imported.matrix);
+    FQ_RETURN_IF_ERROR(calibration_->SetQuantized(layer, Dequantize(imported.matrix)));
+  }
+  return std::move(imported.matrix);
 }
 
 }  // namespace flashquant

@@ -19,9 +19,14 @@ namespace flashquant {
 class LayerQuantizer final {
  public:
   // calibration: null for round to nearest. All arguments outlive the object.
+  // has_original: the weights to come are not options.imported's own.
   LayerQuantizer(const QuantizeOptions& options, int64_t group_size, int32_t tile_k,
-                 Calibration* calibration)
-      : options_(options), group_size_(group_size), tile_k_(tile_k), calibration_(calibration) {}
+                 bool has_original, Calibration* calibration)
+      : options_(options),
+        group_size_(group_size),
+        tile_k_(tile_k),
+        has_original_(has_original),
+        calibration_(calibration) {}
 
   // weights: [n, k] of `layer`, checked. With calibration, layers come in the order of
   // Calibration::layers; a layer that is not among them is rounded to nearest. DATA_LOSS when the
@@ -32,6 +37,12 @@ class LayerQuantizer final {
   // Takes `result` as what Quantize gave for the layer.
   absl::Status UseResult(const std::string& layer, const QuantizedMatrix& result);
 
+  // The codes are another checkpoint's (QuantizeOptions::imported).
+  bool IsImported(const std::string& layer) const {
+    return options_.imported != nullptr && options_.imported->HasContiguousGroups(layer);
+  }
+  // Of the imported layers so far: ImportedMatrix::largest_change.
+  double largest_import_change() const { return largest_import_change_; }
   // Whether the calibration reaches the layer.
   bool IsCalibrated(const std::string& layer) const;
 
@@ -39,12 +50,21 @@ class LayerQuantizer final {
   absl::StatusOr<QuantizedMatrix> QuantizeCalibrated(const std::string& layer,
                                                      std::span<const float> weights, int64_t n,
                                                      int64_t k);
+  absl::StatusOr<QuantizedMatrix> Import(const std::string& layer, std::span<const float> weights,
+                                         int64_t n, int64_t k);
+  absl::StatusOr<const Hessian*> InputsOf(const std::string& layer, int64_t k, int64_t* id);
+  absl::Status LoadFactor(const Hessian& hessian, int64_t id);
+  // By MeanCostOfSpread, when there is a threshold.
+  void SetLeastBenefit(std::span<const float> weights, int64_t n, int64_t k,
+                       std::span<const double> cost, MatrixQuantizerOptions* options) const;
   MatrixQuantizerOptions MatrixOptions() const;
 
   const QuantizeOptions& options_;
   const int64_t group_size_;
   const int32_t tile_k_;
+  const bool has_original_;
   Calibration* const calibration_;
+  double largest_import_change_ = 0;
   int64_t factor_id_ = -1;
   HessianFactor factor_;  // of the input factor_id_
 };

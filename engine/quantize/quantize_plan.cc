@@ -10,6 +10,7 @@
 #include "engine/checkpoint/file_reader.h"
 #include "engine/checkpoint/json.h"
 #include "engine/checkpoint/quantized_tensors.h"
+#include "engine/quantize/gptq_import.h"
 #include "engine/quantize/matrix_quantizer.h"
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
@@ -57,11 +58,6 @@ absl::Status CheckOptions(const QuantizeOptions& options) {
   if (!(options.damping > 0 && options.damping <= 1)) {
     return InvalidArgumentError("--damping: must be above 0, at most 1 (got {})", options.damping);
   }
-  if (options.group_size == -1 &&
-      (options.method == QuantizeMethod::kGptq || options.threshold > 0)) {
-    return InvalidArgumentError(
-        "--group-size -1: one group per row only with --method rtn and --density");
-  }
   if (options.embedding == TableFormat::kInt4) {
     return InvalidArgumentError("--embedding: must be bf16 or int8 (got int4)");
   }
@@ -99,6 +95,7 @@ class Planner final {
                            checkpoint_.path);
     }
     plan_.group_size = options_.group_size.value_or(ChooseGroupSize());
+    if (options_.imported != nullptr) FQ_RETURN_IF_ERROR(UseImportedGroupSize());
     PlanLinear();
     return std::move(plan_);
   }
@@ -184,6 +181,16 @@ class Planner final {
       }
     }
     return kGroupSizes.back();
+  }
+
+  absl::Status UseImportedGroupSize() {
+    FQ_ASSIGN_OR_RETURN(plan_.group_size,
+                        ImportedGroupSize(options_.imported->config().group_size));
+    if (options_.group_size.value_or(plan_.group_size) != plan_.group_size) {
+      return InvalidArgumentError("--group-size: the codes that are taken over have {} (got {})",
+                                  plan_.group_size, *options_.group_size);
+    }
+    return absl::OkStatus();
   }
 
   void PlanLinear() {

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/gptq_reader.h"
 #include "engine/quantize/outlier_selector.h"
 
 namespace flashquant {
@@ -38,6 +39,10 @@ struct QuantizeOptions {
   OutlierRule rule = OutlierRule::kErrorWithRescale;
   int num_threads = 1;
   bool overwrite = false;
+  // Layers whose codes are taken over where their groups are contiguous (gptq_import.h), whatever
+  // the method; the group size is the codes'. The checkpoint that is quantized is either these, or
+  // (for outliers) what they were made of. Outlives the run.
+  const GptqTensors* imported = nullptr;
 };
 
 inline constexpr double kMaxThreshold = 100;

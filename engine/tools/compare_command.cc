@@ -18,6 +18,7 @@
 #include "engine/model/text_scorer.h"
 #include "engine/tools/backend_flags.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/imported_model.h"
 #include "engine/tools/run_tool.h"
 #include "engine/tools/text_windows.h"
 #include "kernels/base/status_macros.h"
@@ -142,7 +143,7 @@ void PrintModel(const ComparedModel& model, double scored) {
 absl::StatusOr<ComparedModel> LoadFor(const CompareOptions& options, const std::string& path) {
   ComparedModel model;
   absl::StatusOr<LoadedModel> loaded =
-      LoadModel(path, options.windows.context, options.backend.options(), nullptr);
+      LoadAnyModel(path, options.windows.context, options.backend.options());
   if (loaded.status().code() == absl::StatusCode::kFailedPrecondition) {
     return Annotate(loaded.status(), path);  // of two models, which one has the shorter context
   }
@@ -204,8 +205,11 @@ void AddCompareCommand(CLI::App& app, int* exit_code) {
   auto options = std::make_shared<CompareOptions>();
   CLI::App* command = app.add_subcommand(
       "compare", "Perplexity, divergence and agreement of checkpoints with another on a text");
-  command->add_option("A", options->reference, "checkpoint folder to compare with")->required();
-  command->add_option("B", options->models, "checkpoint folders to be judged")
+  command
+      ->add_option("A", options->reference,
+                   "checkpoint (folder, GPTQ folder or GGUF file) to compare with")
+      ->required();
+  command->add_option("B", options->models, "checkpoints to be judged")
       ->required()
       ->expected(1, 64);
   AddTextWindowFlags(command, &options->windows);

@@ -14,6 +14,7 @@
 #include "engine/model/text_scorer.h"
 #include "engine/tools/backend_flags.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/imported_model.h"
 #include "engine/tools/run_tool.h"
 #include "engine/tools/text_windows.h"
 #include "kernels/base/status_macros.h"
@@ -29,8 +30,8 @@ struct PerplexityOptions {
 
 absl::Status RunPerplexity(const PerplexityOptions& options) {
   FQ_ASSIGN_OR_RETURN(const std::string text, ReadWindowedText(options.windows));
-  FQ_ASSIGN_OR_RETURN(const LoadedModel loaded, LoadModel(options.model, options.windows.context,
-                                                          options.backend.options(), nullptr));
+  FQ_ASSIGN_OR_RETURN(const LoadedModel loaded, LoadAnyModel(options.model, options.windows.context,
+                                                             options.backend.options()));
   if (loaded.tokenizer == nullptr) {
     return DataLossError("{}: perplexity needs a tokenizer (tokenizer.json is missing)",
                          options.model);
@@ -69,7 +70,8 @@ void AddPerplexityCommand(CLI::App& app, int* exit_code) {
   auto options = std::make_shared<PerplexityOptions>();
   CLI::App* command =
       app.add_subcommand("perplexity", "Measure a checkpoint's perplexity on a text");
-  command->add_option("--model", options->model, "checkpoint folder")->required();
+  command->add_option("--model", options->model, "checkpoint folder, GPTQ folder or GGUF file")
+      ->required();
   AddTextWindowFlags(command, &options->windows);
   AddBackendFlags(command, &options->backend);
   command->callback(

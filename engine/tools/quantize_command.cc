@@ -1,5 +1,5 @@
-// flashquant quantize: makes an INT4 + outlier checkpoint from a Hugging Face folder or a GGUF
-// file.
+// flashquant quantize: makes an INT4 + outlier checkpoint from a Hugging Face folder, a GPTQ folder
+// or a GGUF file.
 //
 // Flags, progress and the printed report; the work is engine/quantize.
 #include <unistd.h>
@@ -20,15 +20,15 @@
 
 #include "engine/checkpoint/file_reader.h"
 #include "engine/checkpoint/gguf_reader.h"
-#include "engine/checkpoint/gguf_tokenizer.h"
+#include "engine/checkpoint/gptq_reader.h"
 #include "engine/checkpoint/json.h"
 #include "engine/quantize/checkpoint_quantizer.h"
 #include "engine/quantize/matrix_quantizer.h"
 #include "engine/quantize/model_calibration.h"
 #include "engine/quantize/parallel_for.h"
 #include "engine/quantize/random_checkpoint.h"
-#include "engine/tokenizer/tokenizer_loader.h"
 #include "engine/tools/commands.h"
+#include "engine/tools/imported_model.h"
 #include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
 
@@ -40,6 +40,7 @@ constexpr double kDefaultDensity = 0.01;
 
 struct QuantizeFlags {
   std::string input;
+  std::string original;
   std::string output;
   std::string group_size = "auto";
   std::optional<double> density;
@@ -54,7 +55,7 @@ struct QuantizeFlags {
   bool symmetric = false;
   std::string embedding = "bf16";
   std::string lm_head = "auto";
-  std::string method = "rtn";
+  std::string method = "auto";
   std::string outliers = "rescale";
   std::string json;
   int threads = 0;
@@ -121,7 +122,8 @@ absl::Status CheckFlags(const QuantizeFlags& flags) {
     return InvalidArgumentError("--threshold: not together with --density");
   }
   if (flags.random_weights.has_value() &&
-      (flags.method != "rtn" || flags.threshold > 0 || flags.overwrite || !flags.json.empty())) {
+      ((flags.method != "rtn" && flags.method != "auto") || flags.threshold > 0 ||
+       flags.overwrite || !flags.json.empty())) {
     return InvalidArgumentError(
         "--random-weights: not with --method, --threshold, --overwrite or --json");
   }
@@ -131,21 +133,13 @@ absl::Status CheckFlags(const QuantizeFlags& flags) {
   if (flags.method == "spqr" && flags.density.value_or(1) == 0) {
     return InvalidArgumentError("--method spqr: needs outliers (--density above 0)");
   }
-  if (flags.method != "rtn" && flags.calibration.empty()) {
+  if ((flags.method == "gptq" || flags.method == "spqr") && flags.calibration.empty()) {
     return InvalidArgumentError("--method {}: needs --calibration", flags.method);
   }
+  if (!flags.original.empty() && flags.method != "auto") {
+    return InvalidArgumentError("--original: only where codes are taken over, not with --method");
+  }
   return absl::OkStatus();
-}
-
-// Of a folder or of a GGUF file.
-absl::StatusOr<std::unique_ptr<Tokenizer>> TokenizerOf(const std::string& path) {
-  if (std::filesystem::is_directory(path)) return LoadTokenizer(path);
-  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> gguf, GgufFile::Open(path));
-  FQ_ASSIGN_OR_RETURN(GgufTokenizerFiles files, TokenizerFromGguf(*gguf));
-  TokenizerFiles texts;
-  texts.tokenizer_json = std::move(files.tokenizer_json);
-  texts.tokenizer_config = std::move(files.tokenizer_config_json);
-  return MakeTokenizer(texts);
 }
 
 // Null without --calibration.
@@ -172,7 +166,8 @@ QuantizeOptions OptionsFrom(const QuantizeFlags& flags) {
   QuantizeOptions options;
   if (flags.group_size != "auto") options.group_size = std::stoll(flags.group_size);
   options.symmetric = flags.symmetric;
-  options.method = flags.method == "rtn" ? QuantizeMethod::kRtn : QuantizeMethod::kGptq;
+  options.method = flags.method == "gptq" || flags.method == "spqr" ? QuantizeMethod::kGptq
+                                                                    : QuantizeMethod::kRtn;
   options.density = flags.density.value_or(flags.method == "gptq" ? 0.0 : kDefaultDensity);
   options.threshold = flags.threshold;
   options.damping = flags.damping;
@@ -185,6 +180,27 @@ QuantizeOptions OptionsFrom(const QuantizeFlags& flags) {
   options.num_threads = flags.threads == 0 ? AvailableThreads() : flags.threads;
   options.overwrite = flags.overwrite;
   return options;
+}
+
+// The options for a GPTQ checkpoint whose codes are taken over.
+absl::Status UseCodes(const GptqTensors& codes, const QuantizeFlags& flags,
+                      QuantizeOptions* options) {
+  options->imported = &codes;
+  const bool has_original = !flags.original.empty();
+  if (!has_original && !codes.HasActOrder()) {
+    if (flags.density.value_or(0) > 0 || flags.threshold > 0) {
+      return InvalidArgumentError(
+          "--density, --threshold: outliers beside a GPTQ checkpoint's codes need --original");
+    }
+    options->density = 0;
+  }
+  // Layers that have to be quantized anew.
+  if (!flags.calibration.empty()) options->method = QuantizeMethod::kGptq;
+  if (!flags.symmetric && !codes.HasActOrder()) {
+    FQ_ASSIGN_OR_RETURN(options->symmetric, codes.AllZeroPointsAreEight());
+  }
+  if (flags.lm_head == "auto" && codes.HasCodes("lm_head")) options->lm_head = TableFormat::kInt4;
+  return absl::OkStatus();
 }
 
 absl::Status WriteReport(const std::string& path, const QuantizeReport& report) {
@@ -218,13 +234,24 @@ absl::Status RunRandomWeights(const QuantizeFlags& flags) {
 absl::Status RunQuantize(const QuantizeFlags& flags) {
   FQ_RETURN_IF_ERROR(CheckFlags(flags));
   if (flags.random_weights.has_value()) return RunRandomWeights(flags);
-  FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointFromPath(flags.input));
+  QuantizeOptions options = OptionsFrom(flags);
+  FQ_ASSIGN_OR_RETURN(const Checkpoint input, CheckpointFromPath(flags.input));
+  const GptqTensors* const codes = flags.method == "auto" ? AsGptq(*input.tensors) : nullptr;
+  if (codes != nullptr) FQ_RETURN_IF_ERROR(UseCodes(*codes, flags, &options));
+  Checkpoint original;
+  if (!flags.original.empty()) {
+    if (codes == nullptr) {
+      return InvalidArgumentError("--original: {} is no GPTQ checkpoint", flags.input);
+    }
+    FQ_ASSIGN_OR_RETURN(original, CheckpointFromPath(flags.original));
+  }
+  const Checkpoint& checkpoint = flags.original.empty() ? input : original;
   FQ_ASSIGN_OR_RETURN(const std::unique_ptr<Calibration> calibration,
                       CalibrationFrom(flags, checkpoint));
   ProgressPrinter printer(flags.quiet);
   FQ_ASSIGN_OR_RETURN(const QuantizeReport report,
                       QuantizeCheckpoint(
-                          checkpoint, flags.output, OptionsFrom(flags),
+                          checkpoint, flags.output, options,
                           [&](int64_t done, int64_t total, const std::string& tensor) {
                             printer.Show(done, total, tensor);
                           },
@@ -247,8 +274,8 @@ void AddMethodFlags(CLI::App* command, QuantizeFlags* flags) {
       ->add_option(
           "--method", flags->method,
           "rtn: round to nearest; gptq: least output error on a calibration text; spqr: the "
-          "same with outliers")
-      ->check(CLI::IsMember({"rtn", "gptq", "spqr"}))
+          "same with outliers; auto: rtn, or the codes of a GPTQ checkpoint as they are")
+      ->check(CLI::IsMember({"auto", "rtn", "gptq", "spqr"}))
       ->capture_default_str();
   CLI::Option* const calibration = command->add_option(
       "--calibration", flags->calibration,
@@ -288,7 +315,11 @@ void AddMethodFlags(CLI::App* command, QuantizeFlags* flags) {
 void AddQuantizeCommand(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<QuantizeFlags>();
   CLI::App* command = app.add_subcommand("quantize", "Make an INT4 + outlier checkpoint");
-  command->add_option("--input", flags->input, "Hugging Face folder or GGUF file")->required();
+  command->add_option("--input", flags->input, "Hugging Face folder, GPTQ folder or GGUF file")
+      ->required();
+  command->add_option("--original", flags->original,
+                      "what a GPTQ --input was made of: its weights become outliers beside the "
+                      "codes, by output error with --calibration");
   command->add_option("--output", flags->output, "folder to make")->required();
   command->add_option("--random-weights", flags->random_weights,
                       "seed: --input is a config.json (or its folder), and the folder made has "

@@ -226,6 +226,20 @@ TEST(GptqQuantizerTest, OutputErrorIsNoWorseThanThatOfTheReference) {
   }
 }
 
+TEST(GptqQuantizerTest, OneGroupPerRowIsNoWorseThanTheReference) {
+  const Layer layer = MakeLayer(24, 256, 400, 5);
+  const ReferenceGptq reference(layer, 0.01);
+  const auto factor = FactorHessian(layer.hessian, {.group_size = layer.k});
+  FQ_ASSERT_OK(factor);
+  for (const size_t outliers : {size_t{0}, size_t{8}}) {
+    const QuantizedMatrix ours = QuantizeMatrixGptq(
+        layer.weights, layer.n, *factor, Options(-1, static_cast<double>(outliers) / 256));
+    EXPECT_EQ(ours.outliers.size(), outliers * 24);
+    EXPECT_LE(OutputError(layer, ours), OutputError(layer, reference.Run(256, outliers)))
+        << outliers;
+  }
+}
+
 TEST(GptqQuantizerTest, BeatsRoundToNearestByFar) {
   const Layer layer = MakeLayer(40, 384, 500, 2);
   for (const double density : {0.0, 0.02}) {

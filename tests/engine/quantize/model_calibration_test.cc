@@ -252,14 +252,39 @@ TEST_F(CalibratedQuantizeTest, OutputIsTheSameForAnyNumberOfThreads) {
   EXPECT_EQ(FolderBytes(dir_ / "one"), FolderBytes(dir_ / "five"));
 }
 
+TEST_F(CalibratedQuantizeTest, OneGroupPerRowTakesGptqOutliersAndThresholds) {
+  QuantizeOptions options;
+  options.group_size = -1;
+  options.density = 0;
+  const auto rtn = Quantize(dir_ / "rtn", options);
+  FQ_ASSERT_OK(rtn);
+  options.method = QuantizeMethod::kGptq;
+  const auto gptq = Quantize(dir_ / "gptq", options);
+  FQ_ASSERT_OK(gptq);
+  options.density = 0.02;
+  const auto spqr = Quantize(dir_ / "spqr", options);
+  FQ_ASSERT_OK(spqr);
+  options.num_threads = 3;
+  FQ_ASSERT_OK(Quantize(dir_ / "threads", options));
+  options.threshold = 0.05;
+  const auto threshold = Quantize(dir_ / "threshold", options);
+  FQ_ASSERT_OK(threshold);
+  EXPECT_LT(gptq->Total().relative_output_error(), 0.9 * rtn->Total().relative_output_error());
+  EXPECT_LT(spqr->Total().relative_output_error(), 0.7 * gptq->Total().relative_output_error());
+  EXPECT_GT(spqr->Total().stored_density(), 0.018);
+  EXPECT_LE(spqr->Total().stored_density(), 0.02);
+  EXPECT_GT(threshold->Total().stored_density(), 0);
+  EXPECT_EQ(FolderBytes(dir_ / "spqr"), FolderBytes(dir_ / "threads"));
+  const auto out = OpenCheckpoint(dir_ / "spqr");
+  FQ_ASSERT_OK(out);
+  EXPECT_EQ(out->config["quantization_config"]["group_size"], -1);
+}
+
 TEST_F(CalibratedQuantizeTest, MethodsThatNeedCalibrationAreRefusedWithoutIt) {
   QuantizeOptions options;
   options.method = QuantizeMethod::kGptq;
   EXPECT_THAT(QuantizeCheckpoint(*checkpoint_, dir_ / "out", options, nullptr),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--calibration")));
-  options.group_size = -1;
-  EXPECT_THAT(Quantize(dir_ / "out", options),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--group-size -1")));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
 }
 

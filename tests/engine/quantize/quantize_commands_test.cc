@@ -161,7 +161,6 @@ TEST(QuantizeCommandTest, FlagsOfCalibrationThatContradictEachOtherAreUsageError
   EXPECT_EQ(calibrated({"--method", "spqr", "--threshold", "-1"}), 64);
   EXPECT_EQ(calibrated({"--method", "spqr", "--damping", "0"}), 64);
   EXPECT_EQ(calibrated({"--method", "spqr", "--calibration-skip", "290"}), 64);
-  EXPECT_EQ(calibrated({"--method", "gptq", "--group-size", "-1"}), 64);
   for (const std::string flag : {"tokens", "skip", "context"}) {
     EXPECT_THAT(run({"--calibration-" + flag, "5"}).err, HasSubstr("requires --calibration"));
     const CommandResult negative = run({"--calibration", text, "--calibration-" + flag, "-1"});

@@ -1,5 +1,5 @@
-// Checkpoints of random weights: they load and run, are the same for a seed whatever reads them, and
-// have the shapes and densities that were asked for.
+// Checkpoints of random weights: they load and run, are the same for a seed whatever reads them,
+// and have the shapes and densities that were asked for.
 #include "engine/quantize/random_checkpoint.h"
 
 #include <cmath>
