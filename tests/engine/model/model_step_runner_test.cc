@@ -13,6 +13,7 @@
 #include "engine/model/loaded_model.h"
 #include "engine/model/text_scorer.h"
 #include "engine/quantize/random_checkpoint.h"
+#include "kernels/backend_factory.h"
 #include "tests/engine/quantize/small_checkpoint.h"
 #include "tests/support/reference_ops.h"
 #include "tests/support/status_matchers.h"
@@ -47,11 +48,12 @@ struct Running {
 
 class ModelStepRunnerTest : public testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { Load("cpu"); }
+  void Load(const char* kind) {
     std::ofstream(work_ / "config.json") << kConfig;
     auto checkpoint = MakeRandomCheckpoint(work_ / "config.json", {.seed = 3, .quantize = {}});
     FQ_ASSERT_OK(checkpoint);
-    auto loaded = LoadModel(*checkpoint, 0, {.kind = "cpu", .num_threads = 2}, nullptr);
+    auto loaded = LoadModel(*checkpoint, 0, {.kind = kind, .num_threads = 2}, nullptr);
     FQ_ASSERT_OK(loaded);
     loaded_ = *std::move(loaded);
   }
@@ -170,7 +172,18 @@ TEST_F(ModelStepRunnerTest, RecordedDecodeStepsGiveTheTokensOfPlainOnes) {
   EXPECT_NE(plain[0], plain[1]);
 }
 
-TEST_F(ModelStepRunnerTest, PenaltiesBiasesAndLogprobsFollowTheModelsLogits) {
+// On every backend that this machine has.
+class SamplingStepsTest : public ModelStepRunnerTest,
+                          public testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override { Load(GetParam()); }
+  // Between passes over one token and over many.
+  double Tolerance() const {
+    return loaded_.backend->info().activation_dtype == DType::kF32 ? 1e-4 : 0.15;
+  }
+};
+
+TEST_P(SamplingStepsTest, PenaltiesBiasesAndLogprobsFollowTheModelsLogits) {
   std::vector<Running> sequences = MakeSequences();
   for (size_t i = 0; i < sequences.size(); ++i) {
     SamplingParams& sampling = sequences[i].sampling;
@@ -195,16 +208,16 @@ TEST_F(ModelStepRunnerTest, PenaltiesBiasesAndLogprobsFollowTheModelsLogits) {
             .biases = running.sampling.logit_bias};
         const std::vector<double> penalised = ReferencePenalisedLogits(logits[i - 1], row, history);
         const auto drawn = static_cast<size_t>(running.tokens[i]);
-        EXPECT_NEAR(penalised[drawn], *std::ranges::max_element(penalised), 1e-4);
+        EXPECT_NEAR(penalised[drawn], *std::ranges::max_element(penalised), Tolerance());
         if (!running.sampling.top_logprobs.has_value()) continue;
         const std::vector<double> expected = ReferenceLogprobs(logits[i - 1]);
         const OutputLogprobs& got = running.logprobs[i - running.num_prompt_tokens];
-        EXPECT_NEAR(got.chosen.logprob, expected[drawn], 1e-4);
+        EXPECT_NEAR(got.chosen.logprob, expected[drawn], Tolerance());
         for (const TokenLogprob& top : got.top) {
-          EXPECT_NEAR(top.logprob, expected[static_cast<size_t>(top.token_id)], 1e-4);
+          EXPECT_NEAR(top.logprob, expected[static_cast<size_t>(top.token_id)], Tolerance());
         }
         if (!got.top.empty()) {
-          EXPECT_NEAR(got.top[0].logprob, *std::ranges::max_element(expected), 1e-4);
+          EXPECT_NEAR(got.top[0].logprob, *std::ranges::max_element(expected), Tolerance());
         }
       }
     }
@@ -212,7 +225,7 @@ TEST_F(ModelStepRunnerTest, PenaltiesBiasesAndLogprobsFollowTheModelsLogits) {
 }
 
 // Without them this model goes round in circles.
-TEST_F(ModelStepRunnerTest, PenaltiesMakeAnAnswerRepeatLess) {
+TEST_P(SamplingStepsTest, PenaltiesMakeAnAnswerRepeatLess) {
   std::vector<Running> sequences = MakeSequences();
   const auto distinct = [](const Running& running) {
     const std::set<int32_t> ids(running.tokens.begin(), running.tokens.end());
@@ -246,6 +259,12 @@ TEST_F(ModelStepRunnerTest, TimesOfAStepAreToldByPartWhereOpsRunAtOnce) {
     EXPECT_LT(times.upload + times.sample + times.download, whole);
   }
 }
+
+std::vector<const char*> Backends() {
+  if (CreateBackend({.kind = "cuda"}).ok()) return {"cpu", "cuda"};
+  return {"cpu"};
+}
+INSTANTIATE_TEST_SUITE_P(Backends, SamplingStepsTest, testing::ValuesIn(Backends()));
 
 TEST_F(ModelStepRunnerTest, AStepLaunchedAheadReadsTheTokenThatTheHostHasNotSeen) {
   const auto expected = Generate(/*record=*/true, 2);
