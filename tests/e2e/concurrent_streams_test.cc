@@ -1,22 +1,14 @@
 // Many streams at once over a real model: each answer is that of the same request run alone,
 // whatever shares its batch and whoever cancels; nothing is left behind; the metrics add up.
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <filesystem>
 #include <random>
 #include <thread>
 
-#include "engine/model/served_model.h"
 #include "gtest/gtest.h"
-#include "prometheus/registry.h"
-#include "server/inference_client.h"
-#include "server/metrics_endpoint.h"
-#include "server/server_config.h"
-#include "server/serving_model.h"
 #include "tests/e2e/exposition.h"
+#include "tests/e2e/model_server.h"
 #include "tests/e2e/test_server.h"
-#include "tests/support/test_data.h"
 
 namespace flashquant {
 namespace {
@@ -26,83 +18,6 @@ using namespace std::chrono_literals;
 constexpr int kNumStreams = 64;
 constexpr int kRowMultiple = 8;
 constexpr int32_t kMaxOutput = 40;
-
-// The demo model where it is built in, else a tiny one of the same architecture.
-std::string ModelPath() {
-  return std::filesystem::exists("deploy/demo-model/config.json")
-             ? "deploy/demo-model"
-             : TestDataPath("tiny_models/llama");
-}
-
-// A server over a real model, as serve_command.cc wires it.
-class ModelServer {
- public:
-  ModelServer() {
-    config_.model_path = ModelPath();
-    config_.row_multiple = kRowMultiple;
-    ServedModelOptions options;
-    options.path = config_.model_path;
-    options.backend.row_multiple = kRowMultiple;
-    options.engine.max_sequences = 24;  // fewer places than streams: some wait
-    options.engine.token_budget = 64;
-    options.engine.num_blocks = 400;
-    auto model = LoadServedModel(options);
-    if (!model.ok()) {
-      ADD_FAILURE() << model.status();
-      return;
-    }
-    model_.emplace(*std::move(model));
-    metrics_.emplace(*registry_, "model", 512);
-    auto server = InferenceServer::Start({.model_name = "model"}, &*metrics_, &clock_);
-    EXPECT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
-    EngineDependencies dependencies;
-    dependencies.runner = model_->runner.get();
-    dependencies.tokenizer = model_->tokenizer.get();
-    dependencies.metrics = &*metrics_;
-    dependencies.clock = &clock_;
-    dependencies.listener = server_->listener();
-    dependencies.eos_token_ids = model_->defaults.eos_token_ids;
-    dependencies.vocab_size = model_->config.vocab_size;
-    auto engine = Engine::Create(model_->engine, dependencies);
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    engine_ = *std::move(engine);
-    auto serving = MakeServingModel(config_, *model_, engine_.get());
-    EXPECT_TRUE(serving.ok()) << serving.status();
-    server_->SetServing(*std::move(serving));
-    auto endpoint = MetricsEndpoint::Start("127.0.0.1:0", registry_);
-    EXPECT_TRUE(endpoint.ok()) << endpoint.status();
-    endpoint_ = *std::move(endpoint);
-  }
-  ~ModelServer() {
-    if (engine_ != nullptr) engine_->Drain(clock_.Now());
-    if (server_ != nullptr) server_->Shutdown(clock_.Now() + 1s);
-    engine_.reset();
-  }
-
-  const ServedModel& model() const { return *model_; }
-  Engine& engine() { return *engine_; }
-  InferenceServer& server() { return *server_; }
-  bool ok() const { return engine_ != nullptr && endpoint_ != nullptr; }
-  std::string target() const { return "127.0.0.1:" + std::to_string(server_->port()); }
-
-  // What a scraper sees, read strictly.
-  Exposition Scrape() {
-    const auto parsed = Exposition::Parse(HttpGet(endpoint_->port(), "/metrics"));
-    EXPECT_TRUE(parsed.ok()) << parsed.status();
-    return parsed.ok() ? *parsed : Exposition();
-  }
-
- private:
-  ServerConfig config_;
-  const SteadyClock clock_;
-  std::optional<ServedModel> model_;
-  std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
-  std::optional<Metrics> metrics_;
-  std::unique_ptr<InferenceServer> server_;
-  std::unique_ptr<Engine> engine_;
-  std::unique_ptr<MetricsEndpoint> endpoint_;
-};
 
 struct Stream {
   v1::GenerateRequest request;
@@ -133,16 +48,6 @@ std::vector<Stream> MakeStreams(int32_t vocab_size, std::mt19937* random) {
     }
   }
   return streams;
-}
-
-Answer RunOne(const std::string& target, const v1::GenerateRequest& request, int cancel_after) {
-  InferenceClient client(target);
-  Answer answer;
-  answer.result = client.Generate(request, [&](const v1::GenerateResponse& response) {
-    answer.Add(response);
-    return cancel_after < 0 || static_cast<int>(answer.ids.size()) < cancel_after;
-  });
-  return answer;
 }
 
 double Finished(const Exposition& metrics) {
@@ -178,7 +83,11 @@ void CheckTogether(const Stream& stream) {
 }
 
 TEST(ConcurrentStreamsTest, EveryAnswerIsThatOfTheRequestAlone) {
-  ModelServer server;
+  EngineConfig engine;
+  engine.max_sequences = 24;  // fewer places than streams: some wait
+  engine.token_budget = 64;
+  engine.num_blocks = 400;
+  ModelServer server(engine, kRowMultiple);
   ASSERT_TRUE(server.ok());
   std::mt19937 random(6402);
   std::vector<Stream> streams = MakeStreams(server.model().config.vocab_size, &random);
