@@ -19,6 +19,7 @@ constexpr int64_t kTrailerBytes = 16;
 
 constexpr int64_t kCublasBytes = int64_t{32} << 20;
 constexpr int64_t kPartialSumBytes = int64_t{8} << 20;
+constexpr int64_t kMostUnpackedBytes = int64_t{128} << 20;  // kMaxUnpackedBytes of linear_route.h
 constexpr int64_t kUploadBytes = int64_t{1} << 20;
 constexpr int64_t kNodeBytes = 2048;   // of a recorded kernel
 constexpr int64_t kNodesPerLayer = 9;  // norms, four linears, attention, SiLU
@@ -52,7 +53,8 @@ int64_t PlannedWeightBytes(std::span<const PlannedPart> parts) {
 
 int64_t PlannedScratchBytes(int64_t largest_int4_weights, int64_t int4_head_columns,
                             int32_t max_sequences) {
-  return kCublasBytes + kPartialSumBytes + kUploadBytes + largest_int4_weights * kBFloat16Bytes +
+  return kCublasBytes + kPartialSumBytes + kUploadBytes +
+         std::min(largest_int4_weights * kBFloat16Bytes, kMostUnpackedBytes) +
          int4_head_columns * std::min(max_sequences, kMostFusedRows) * kBFloat16Bytes;
 }
 

@@ -23,8 +23,9 @@ struct PlannedPart {
 int64_t PlannedWeightBytes(std::span<const PlannedPart> parts);
 
 // What the backend holds besides weights and the caller's buffers: cuBLAS' workspace, partial sums,
-// the BF16 copy that the largest INT4 layer is unpacked to for prefill (`largest_int4_weights`: its
-// N * K, the head's apart), and the products of an INT4 head (`int4_head_columns`; 0: not INT4).
+// the BF16 copy that the largest INT4 layer, or as much of it as is unpacked at once, takes for
+// prefill (`largest_int4_weights`: its N * K, the head's apart), and the products of an INT4 head
+// (`int4_head_columns`; 0: not INT4).
 int64_t PlannedScratchBytes(int64_t largest_int4_weights, int64_t int4_head_columns,
                             int32_t max_sequences);
 // Recorded decode steps of up to max_sequences rows.

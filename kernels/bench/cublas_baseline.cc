@@ -96,11 +96,16 @@ struct CublasBaseline::State {
   }
 
   bool RunGemmEx(bool transposed, const void* weight, const void* x, void* y, cudaStream_t stream) {
+    return RunGemmEx(transposed, n, weight, x, y, stream);
+  }
+  // The first `count` columns of y.
+  bool RunGemmEx(bool transposed, int count, const void* weight, const void* x, void* y,
+                 cudaStream_t stream) {
     const float one = 1.0f;
     const float zero = 0.0f;
     cublasSetStream_v2(handle, stream);
     cublasSetWorkspace_v2(handle, workspace, kWorkspaceBytes);
-    return gemm_ex(handle, transposed ? CUBLAS_OP_T : CUBLAS_OP_N, CUBLAS_OP_N, n, m, k, &one,
+    return gemm_ex(handle, transposed ? CUBLAS_OP_T : CUBLAS_OP_N, CUBLAS_OP_N, count, m, k, &one,
                    weight, CUDA_R_16BF, transposed ? k : n, x, CUDA_R_16BF, k, &zero, y,
                    CUDA_R_16BF, n, CUBLAS_COMPUTE_32F,
                    CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS;
@@ -141,6 +146,11 @@ bool CublasBaseline::Run(int algorithm, const void* weight, const void* x, void*
                           stream) == CUBLAS_STATUS_SUCCESS;
 }
 
+bool CublasBaseline::RunColumns(int first, int count, const void* weight, const void* x, void* y,
+                                cudaStream_t stream) {
+  return state_->RunGemmEx(true, count, weight, x, static_cast<uint16_t*>(y) + first, stream);
+}
+
 #else
 
 struct CublasBaseline::State {};
@@ -148,6 +158,9 @@ CublasBaseline::CublasBaseline() = default;
 CublasBaseline::~CublasBaseline() = default;
 int CublasBaseline::Prepare(int, int, int) { return 0; }
 bool CublasBaseline::Run(int, const void*, const void*, void*, cudaStream_t) { return false; }
+bool CublasBaseline::RunColumns(int, int, const void*, const void*, void*, cudaStream_t) {
+  return false;
+}
 
 #endif
 

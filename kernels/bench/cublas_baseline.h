@@ -20,6 +20,9 @@ class CublasBaseline {
   int Prepare(int k, int n, int m);
   // Queues one product. weight: k * n BF16, x: [m, k], y: [m, n]. False when it cannot run.
   bool Run(int algorithm, const void* weight, const void* x, void* y, cudaStream_t stream);
+  // `count` columns of y from `first` on, `weight` [count, K]: as the backend calls cuBLAS.
+  bool RunColumns(int first, int count, const void* weight, const void* x, void* y,
+                  cudaStream_t stream);
 
  private:
   struct State;

@@ -8,13 +8,13 @@
 #include "kernels/bench/device_memory.cuh"
 #include "kernels/bench/graph_timer.h"
 #include "kernels/bench/linear_problem.h"
+#include "kernels/cuda/backend/linear_route.h"
 #include "kernels/cuda/backend/unpack_weight.h"
 #include "kernels/cuda/launchers.h"
 
 namespace flashquant::bench {
 namespace {
 
-constexpr int kTransposedGemm = 0;  // algorithm 0 of CublasBaseline: what the backend calls
 // A first look at an algorithm before it is timed in full.
 constexpr GraphTiming kGlance = {4, 3};
 
@@ -101,10 +101,20 @@ class RouteBench {
 
   double TimeUnpack(int m, double guess) {
     if (cublas_.Prepare(shape_.k, shape_.n, m) == 0) return 0;
+    const int32_t at_once = cuda::UnpackStripsAtOnce(layout_);
     return TimeLayers(guess, [&](const uint8_t* weight, cudaStream_t stream) {
-      return FQ_NOTE_CUDA(cuda::LaunchUnpackWeight(layout_, weight, scratch_.tables.get(),
-                                                   scratch_.matrix.get(), stream)) &&
-             RunCublas(kTransposedGemm, scratch_.matrix.get(), stream);
+      for (int32_t strip = 0; strip < layout_.num_strips; strip += at_once) {
+        const cuda::StripRange strips = {strip, std::min(at_once, layout_.num_strips - strip)};
+        const int first = strip * cuda::kStripN;
+        if (!FQ_NOTE_CUDA(cuda::LaunchUnpackWeight(layout_, weight, scratch_.tables.get(), strips,
+                                                   scratch_.matrix.get(), stream)) ||
+            !cublas_.RunColumns(first, std::min(strips.count * cuda::kStripN, layout_.n - first),
+                                scratch_.matrix.get(), scratch_.x.get(), scratch_.y.get(),
+                                stream)) {
+          return false;
+        }
+      }
+      return true;
     });
   }
 
@@ -115,7 +125,7 @@ class RouteBench {
     DeviceArray<uint16_t> first(static_cast<size_t>(shape_.k) * static_cast<size_t>(shape_.n));
     const auto bytes = static_cast<int64_t>(first.bytes());
     FQ_NOTE_CUDA(cuda::LaunchUnpackWeight(layout_, layers_[0].get(), scratch_.tables.get(),
-                                          first.get(), nullptr));
+                                          {0, layout_.num_strips}, first.get(), nullptr));
     cublas_weights_ = ColdCopies(std::move(first), NumColdCopies(bytes));
   }
   bool RunCublas(int algorithm, const uint16_t* weight, cudaStream_t stream) {

@@ -18,7 +18,7 @@ kernel=(kernels/cuda/linear_w4a16/{pack,plan,shared_layout,tuned_plans}.cc kerne
   kernels/cuda/linear_w4a16/instance_m{8,16,32}_{bulk,cp_async}.cu)
 bench=(kernels/bench/{csr_matrix,cublas_baseline,cusparse_baseline,kernel_bench,linear_problem,slot_order}.cc
   kernels/bench/route_bench.cc kernels/bench/{graph_timer,kernel_bench,paper_bench,route_bench}.cu)
-unpack=(kernels/cuda/backend/unpack_{tables.cc,weight.cu})
+unpack=(kernels/cuda/backend/{linear_route,unpack_tables}.cc kernels/cuda/backend/unpack_weight.cu)
 paper=(kernels/cuda/linear_paper/paper_pack.cc kernels/cuda/linear_paper/paper_kernel.cu)
 programs=(tests/gpu/{linear_w4a16_test,linear_paper_test,unpack_weight_test,pack_device_test,linear_w4a16_bench}.cu)
 

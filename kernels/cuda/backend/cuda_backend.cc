@@ -7,6 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/backend/cuda_linear_weight.h"
 #include "kernels/cuda/backend/cuda_status.h"
+#include "kernels/cuda/backend/linear_route.h"
 #include "kernels/cuda/backend/op_launchers.h"
 
 namespace flashquant::cuda {
@@ -165,18 +166,32 @@ absl::Status CudaBackend::Linear(const LinearParams& params) {
   if (fused != nullptr && params.num_rows <= fused->max_pass_rows) {
     return fused_linear_->Run(*fused, params.num_rows, params.x, params.y);
   }
-  const void* matrix = weight.matrix();
-  if (fused != nullptr) {
-    FQ_ASSIGN_OR_RETURN(matrix, fused_linear_->Unpack(*fused));
+  const DenseLinearArguments dense = {.num_rows = params.num_rows,
+                                      .n = weight.n(),
+                                      .k = weight.k(),
+                                      .y_stride = weight.n(),
+                                      .x = params.x,
+                                      .matrix = weight.matrix(),
+                                      .bias = weight.bias(),
+                                      .y = params.y,
+                                      .y_is_float = y_is_float};
+  return fused != nullptr ? UnpackedLinear(*fused, dense) : dense_linear_->Run(dense);
+}
+
+absl::Status CudaBackend::UnpackedLinear(const FusedWeight& weight,
+                                         const DenseLinearArguments& layer) {
+  const int32_t at_once = UnpackStripsAtOnce(weight.layout);
+  for (int32_t strip = 0; strip < weight.layout.num_strips; strip += at_once) {
+    const StripRange strips = {strip, std::min(at_once, weight.layout.num_strips - strip)};
+    const int64_t column = int64_t{strip} * kStripN;
+    DenseLinearArguments part = layer;
+    part.n = std::min(int64_t{strips.count} * kStripN, layer.n - column);
+    FQ_ASSIGN_OR_RETURN(part.matrix, fused_linear_->Unpack(weight, strips));
+    if (part.bias != nullptr) part.bias = static_cast<const BFloat16*>(part.bias) + column;
+    part.y = static_cast<BFloat16*>(part.y) + column;
+    FQ_RETURN_IF_ERROR(dense_linear_->Run(part));
   }
-  return dense_linear_->Run({.num_rows = params.num_rows,
-                             .n = weight.n(),
-                             .k = weight.k(),
-                             .x = params.x,
-                             .matrix = matrix,
-                             .bias = weight.bias(),
-                             .y = params.y,
-                             .y_is_float = y_is_float});
+  return absl::OkStatus();
 }
 
 absl::Status CudaBackend::RopeAndKvWrite(const RopeAndKvWriteParams& params) {

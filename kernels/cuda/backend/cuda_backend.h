@@ -64,6 +64,10 @@ class CudaBackend final : public Backend {
   CudaBackend(DeviceProperties device, int32_t row_multiple)
       : device_(std::move(device)), row_multiple_(row_multiple) {}
 
+  // `layer` without its matrix: through a BF16 copy of the weight, as many strips at once as
+  // linear_route.h says.
+  absl::Status UnpackedLinear(const FusedWeight& weight, const DenseLinearArguments& layer);
+
   const DeviceProperties device_;
   const int32_t row_multiple_;
   cudaStream_t stream_ = nullptr;

@@ -36,9 +36,10 @@ DenseLinear::~DenseLinear() {
 absl::Status DenseLinear::Run(const DenseLinearArguments& arguments) {
   // The bias is put where the product is added to: one rounding, not two.
   if (arguments.bias != nullptr) {
-    FQ_RETURN_IF_ERROR(ToStatus(LaunchFillBias(arguments.bias, arguments.num_rows, arguments.n,
-                                               arguments.y_is_float, arguments.y, stream_),
-                                "linear bias"));
+    FQ_RETURN_IF_ERROR(
+        ToStatus(LaunchFillBias(arguments.bias, arguments.num_rows, arguments.n, arguments.y_stride,
+                                arguments.y_is_float, arguments.y, stream_),
+                 "linear bias"));
   }
   const float alpha = 1.0f;
   const float beta = arguments.bias != nullptr ? 1.0f : 0.0f;
@@ -49,7 +50,8 @@ absl::Status DenseLinear::Run(const DenseLinearArguments& arguments) {
   return ToStatus(
       cublas_->gemm_ex(handle_, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, arguments.matrix,
                        CUDA_R_16BF, k, arguments.x, CUDA_R_16BF, k, &beta, arguments.y,
-                       arguments.y_is_float ? CUDA_R_32F : CUDA_R_16BF, n, CUBLAS_COMPUTE_32F,
+                       arguments.y_is_float ? CUDA_R_32F : CUDA_R_16BF,
+                       static_cast<int>(arguments.y_stride), CUBLAS_COMPUTE_32F,
                        CUBLAS_GEMM_DEFAULT),
       "linear");
 }

@@ -12,11 +12,13 @@
 
 namespace flashquant::cuda {
 
-// x: [num_rows, k] BF16; matrix: [n, k] BF16; bias: [n] BF16 or null; y: [num_rows, n].
+// x: [num_rows, k] BF16; matrix: [n, k] BF16; bias: [n] BF16 or null; y: [num_rows, n], row stride
+// y_stride elements.
 struct DenseLinearArguments {
   int64_t num_rows = 0;
   int64_t n = 0;
   int64_t k = 0;
+  int64_t y_stride = 0;
   const void* x = nullptr;
   const void* matrix = nullptr;
   const void* bias = nullptr;

@@ -14,7 +14,6 @@
 #include "kernels/cuda/backend/join_packed.h"
 #include "kernels/cuda/backend/linear_route.h"
 #include "kernels/cuda/backend/op_launchers.h"
-#include "kernels/cuda/backend/unpack_weight.h"
 #include "kernels/cuda/linear_w4a16/pack.h"
 #include "kernels/cuda/linear_w4a16/pack_device.h"
 
@@ -189,13 +188,15 @@ absl::Status FusedLinear::Multiply(const FusedWeight& weight, int32_t num_rows, 
   return ToStatus(LaunchLinearW4A16(params, stream_), "linear_w4a16");
 }
 
-absl::StatusOr<const void*> FusedLinear::Unpack(const FusedWeight& weight) {
-  const int64_t num_bytes = int64_t{weight.layout.n} * weight.layout.k * int64_t{sizeof(BFloat16)};
+absl::StatusOr<const void*> FusedLinear::Unpack(const FusedWeight& weight,
+                                                const StripRange& strips) {
+  const int64_t num_bytes = int64_t{UnpackStripsAtOnce(weight.layout)} * kStripN * weight.layout.k *
+                            int64_t{sizeof(BFloat16)};
   FQ_RETURN_IF_ERROR(Grow(num_bytes, backend_, &matrix_));
-  FQ_RETURN_IF_ERROR(
-      ToStatus(LaunchUnpackWeight(weight.layout, weight.bytes.As<uint8_t>(),
-                                  unpack_tables_.As<UnpackTables>(), matrix_.data(), stream_),
-               "unpacking a weight"));
+  FQ_RETURN_IF_ERROR(ToStatus(
+      LaunchUnpackWeight(weight.layout, weight.bytes.As<uint8_t>(),
+                         unpack_tables_.As<UnpackTables>(), strips, matrix_.data(), stream_),
+      "unpacking a weight"));
   return matrix_.data();
 }
 

@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/backend/unpack_weight.h"
 #include "kernels/cuda/launchers.h"
 
 namespace flashquant::cuda {
@@ -46,8 +47,9 @@ class FusedLinear final {
   // The same for any number of rows with y in FP32: the product is rounded to BF16 on its way.
   absl::Status RunToFloat(const FusedWeight& weight, int32_t num_rows, const void* x, float* y);
 
-  // The layer as a BF16 matrix [n, k], valid for ops queued before the next Unpack.
-  absl::StatusOr<const void*> Unpack(const FusedWeight& weight);
+  // Strips of the layer as a BF16 matrix [their channels, k], valid for ops queued before the next
+  // Unpack. At most UnpackStripsAtOnce (linear_route.h).
+  absl::StatusOr<const void*> Unpack(const FusedWeight& weight, const StripRange& strips);
 
  private:
   FusedLinear(Backend* backend, cudaStream_t stream, std::vector<TunedPlan> plans)

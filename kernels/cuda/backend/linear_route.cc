@@ -1,5 +1,7 @@
 #include "kernels/cuda/backend/linear_route.h"
 
+#include <algorithm>
+
 namespace flashquant::cuda {
 namespace {
 
@@ -21,6 +23,8 @@ constexpr Crossing kCrossings[] = {
 // Two passes: what a weight in BF16 costs in reading alone is four times that in INT4.
 constexpr int32_t kNotMeasured = 64;
 
+constexpr int64_t kBFloat16Bytes = 2;
+
 }  // namespace
 
 int32_t MaxPassRows(int32_t major, const PackedLayout& layout) {
@@ -33,6 +37,13 @@ int32_t MaxPassRows(int32_t major, const PackedLayout& layout) {
     }
   }
   return kNotMeasured;
+}
+
+int32_t UnpackStripsAtOnce(const PackedLayout& layout) {
+  constexpr int32_t kFewest = 4;
+  const int64_t strip_bytes = int64_t{kStripN} * layout.k * kBFloat16Bytes;
+  return std::clamp(static_cast<int32_t>(kMaxUnpackedBytes / strip_bytes),
+                    std::min(kFewest, layout.num_strips), layout.num_strips);
 }
 
 }  // namespace flashquant::cuda

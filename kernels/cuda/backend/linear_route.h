@@ -13,4 +13,9 @@ namespace flashquant::cuda {
 // capability `major`.x.
 int32_t MaxPassRows(int32_t major, const PackedLayout& layout);
 
+// Strips of a layer to unpack and multiply at once: as many as give a BF16 copy of
+// kMaxUnpackedBytes, which bounds the memory for it; at least four.
+inline constexpr int64_t kMaxUnpackedBytes = int64_t{128} << 20;
+int32_t UnpackStripsAtOnce(const PackedLayout& layout);
+
 }  // namespace flashquant::cuda

@@ -36,9 +36,9 @@ cudaError_t LaunchSiluAndMul(const SiluAndMulParams& params, cudaStream_t stream
 cudaError_t LaunchGatherRows(const GatherRowsParams& params, cudaStream_t stream);
 
 // y[row, :] = bias for every row: what a product with beta 1 then adds to. `y` is BF16, or FP32
-// with `y_is_float`; `bias`: [n] BF16.
-cudaError_t LaunchFillBias(const void* bias, int64_t num_rows, int64_t n, bool y_is_float, void* y,
-                           cudaStream_t stream);
+// with `y_is_float`, its rows y_stride elements apart; `bias`: [n] BF16.
+cudaError_t LaunchFillBias(const void* bias, int64_t num_rows, int64_t n, int64_t y_stride,
+                           bool y_is_float, void* y, cudaStream_t stream);
 
 // y[row, :] += bias, in BF16, rounded once more.
 cudaError_t LaunchAddBias(const void* bias, int64_t num_rows, int64_t n, void* y,

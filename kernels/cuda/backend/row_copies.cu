@@ -43,9 +43,9 @@ __global__ void GatherRowsKernel(const int32_t* row_indices, const __nv_bfloat16
 }
 
 template <typename T>
-__global__ void FillBiasKernel(const __nv_bfloat16* bias, int64_t n, T* y) {
+__global__ void FillBiasKernel(const __nv_bfloat16* bias, int64_t n, int64_t y_stride, T* y) {
   BeginDependent();
-  T* row = y + static_cast<int64_t>(blockIdx.x) * n;
+  T* row = y + static_cast<int64_t>(blockIdx.x) * y_stride;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) row[i] = static_cast<T>(bias[i]);
 }
 
@@ -117,16 +117,16 @@ cudaError_t LaunchGatherRows(const GatherRowsParams& params, cudaStream_t stream
                          params.hidden, static_cast<__nv_bfloat16*>(params.out));
 }
 
-cudaError_t LaunchFillBias(const void* bias, int64_t num_rows, int64_t n, bool y_is_float, void* y,
-                           cudaStream_t stream) {
+cudaError_t LaunchFillBias(const void* bias, int64_t num_rows, int64_t n, int64_t y_stride,
+                           bool y_is_float, void* y, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(num_rows));
   const auto* from = static_cast<const __nv_bfloat16*>(bias);
   if (y_is_float) {
-    return LaunchDependent(FillBiasKernel<float>, grid, kThreads, 0, stream, from, n,
+    return LaunchDependent(FillBiasKernel<float>, grid, kThreads, 0, stream, from, n, y_stride,
                            static_cast<float*>(y));
   }
   return LaunchDependent(FillBiasKernel<__nv_bfloat16>, grid, kThreads, 0, stream, from, n,
-                         static_cast<__nv_bfloat16*>(y));
+                         y_stride, static_cast<__nv_bfloat16*>(y));
 }
 
 }  // namespace flashquant::cuda

@@ -99,10 +99,10 @@ __device__ __forceinline__ void AddQuad(const uint4& quad, const UnpackTables& t
   }
 }
 
-// Grid: (units of a strip, strips).
+// Grid: (units of a strip, strips from first_strip on).
 __global__ void __launch_bounds__(kThreads)
     UnpackWeightKernel(PackedLayout layout, const uint8_t* weight, const UnpackTables* table_array,
-                       uint8_t* matrix) {
+                       int first_strip, uint8_t* matrix) {
   __shared__ __align__(16) uint8_t shared[kStripN * kRowBytes];
   const uint32_t tile = SharedAddress(shared);
   const UnpackTables& tables = *table_array;
@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int chunk = warp / kPairsPerChunk;
   const int pair = warp % kPairsPerChunk;
-  const int64_t unit = static_cast<int64_t>(blockIdx.y) * layout.num_units + blockIdx.x;
+  const int strip = first_strip + static_cast<int>(blockIdx.y);
+  const int64_t unit = static_cast<int64_t>(strip) * layout.num_units + blockIdx.x;
   // Weights and tables do not change while kernels run; the matrix does.
   const CodePair codes(
       layout,
@@ -136,15 +137,15 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
   }
   BeginDependent();
-  const int first_channel = static_cast<int>(blockIdx.y) * kStripN;
+  const int first_row = static_cast<int>(blockIdx.y) * kStripN;
   const int first_feature = static_cast<int>(blockIdx.x) * kUnitK;
-  const int num_channels = min(kStripN, layout.n - first_channel);
+  const int num_channels = min(kStripN, layout.n - strip * kStripN);
   const int feature = lane * 8;
   if (first_feature + feature >= layout.k) return;
   for (int channel = warp; channel < num_channels; channel += kThreads / 32) {
     uint8_t* const to =
         matrix +
-        (static_cast<int64_t>(first_channel + channel) * layout.k + first_feature + feature) * 2;
+        (static_cast<int64_t>(first_row + channel) * layout.k + first_feature + feature) * 2;
     *reinterpret_cast<uint4*>(to) = LoadShared16(TileAddress(tile, channel, feature));
   }
 }
@@ -152,11 +153,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchUnpackWeight(const PackedLayout& layout, const uint8_t* weight,
-                               const UnpackTables* tables, void* matrix, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(layout.num_units),
-                  static_cast<unsigned>(layout.num_strips));
+                               const UnpackTables* tables, const StripRange& strips, void* matrix,
+                               cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(layout.num_units), static_cast<unsigned>(strips.count));
   return LaunchDependent(UnpackWeightKernel, grid, kThreads, 0, stream, layout, weight, tables,
-                         static_cast<uint8_t*>(matrix));
+                         strips.first, static_cast<uint8_t*>(matrix));
 }
 
 }  // namespace flashquant::cuda

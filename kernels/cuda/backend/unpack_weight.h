@@ -11,11 +11,18 @@
 
 namespace flashquant::cuda {
 
-// matrix[n, k] = dequant(W_Q) + W_O, row-major BF16 [layout.n, layout.k]; one rounding,
-// and a second where an outlier is added to a code that is not its zero point. k is a multiple of
-// 8, `matrix` 16-byte aligned. `weight`: layout.num_bytes, `tables`: both in device memory. Queues
-// on `stream`.
+// Strips of kStripN channels; the layer's last one may have fewer channels.
+struct StripRange {
+  int32_t first = 0;
+  int32_t count = 0;  // at most 65535
+};
+
+// matrix = dequant(W_Q) + W_O of the strips' channels, row-major BF16 [channels, layout.k]; one
+// rounding, and a second where an outlier is added to a code that is not its zero point. k is a
+// multiple of 8, `matrix` 16-byte aligned. `weight`: layout.num_bytes, `tables`: both in device
+// memory. Queues on `stream`.
 cudaError_t LaunchUnpackWeight(const PackedLayout& layout, const uint8_t* weight,
-                               const UnpackTables* tables, void* matrix, cudaStream_t stream);
+                               const UnpackTables* tables, const StripRange& strips, void* matrix,
+                               cudaStream_t stream);
 
 }  // namespace flashquant::cuda

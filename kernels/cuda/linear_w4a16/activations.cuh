@@ -1,6 +1,6 @@
 // Brings a block's slice of the activations into shared memory in the forms that its paths read:
 //   K-major BF16, 16 bytes (8 batch rows) per feature, so that ldmatrix.trans gives MMA B fragments
-//   and one outlier's values are one 16-byte row (features inside 16 swapped, see XRow);
+//   and one outlier's values are one 16-byte row (in the order of XRow);
 //   for the integer path also B fragments of two signed digits: x = scale * (256 * high + low) with
 //   one scale per row and chunk, the largest value of which becomes 32512. A value's error is at
 //   most half a scale, 2^-16 of the row's largest in the chunk.
@@ -15,13 +15,9 @@ namespace flashquant::cuda {
 inline constexpr uint32_t kXChunkBytes = kChunkK * 16;
 inline constexpr float kDigitLimit = 32512.0f;  // 127 * 256
 
-// Bytes from a chunk's start to the row that lane (matrix, i) = (lane / 8, lane % 8) names in an
-// ldmatrix or stmatrix for two k16 steps, as the order of codes in packed_format.h wants it:
-// feature 16 * (matrix / 2) + 4 * (i / 2) + 2 * (matrix % 2) + i % 2.
-__device__ __forceinline__ uint32_t LaneXRow(int lane) {
-  const int feature = (lane >> 4) * 16 + ((lane & 7) >> 1) * 4 + ((lane >> 3) & 1) * 2 + (lane & 1);
-  return XRow(static_cast<uint32_t>(feature)) * 16;
-}
+// Bytes from a chunk's start to the row that a lane names in an ldmatrix or stmatrix for two k16
+// steps: rows stand in the MMAs' order (XRow).
+__device__ __forceinline__ uint32_t LaneXRow(int lane) { return static_cast<uint32_t>(lane) * 16; }
 
 // One lane's part of a chunk and batch block: of row lane / 4, for each 32 features, 4 * (lane % 4)
 // .. + 3 and 16 more. Zero beyond m and k.

@@ -57,10 +57,12 @@ constexpr int ChunkDenseBytes(int groups_per_chunk, bool has_zeros) {
 FQ_HOST_DEVICE constexpr uint32_t BlockOf(uint32_t channel) { return channel / 2 % 2; }
 FQ_HOST_DEVICE constexpr uint32_t RowOf(uint32_t channel) { return channel / 4 + channel % 2 * 8; }
 
-// Row of shared memory for a feature's activations: every second four pairs of features are
-// swapped, so that the eight rows of an MMA's matrix (features 0, 1, 4, 5, 8, 9, 12, 13) lie in
-// different banks.
-FQ_HOST_DEVICE constexpr uint32_t XRow(uint32_t feature) { return feature ^ (feature >> 2 & 2); }
+// Row of shared memory for a feature's activations: its place along K in the MMA that reads it, so
+// that the eight rows of one matrix follow each other (features 0, 1, 4, 5, 8, 9, 12, 13 of every 16,
+// then the others).
+FQ_HOST_DEVICE constexpr uint32_t XRow(uint32_t feature) {
+  return (feature & ~14u) | (feature >> 1 & 6) | (feature << 2 & 8);
+}
 
 // Where a unit's outliers are: pieces of kMaxPieceBytes and a last, shorter one.
 struct OutlierRef {
