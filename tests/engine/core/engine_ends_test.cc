@@ -205,19 +205,9 @@ TEST_F(EngineEndsTest, AQueueTimeoutIsNoEndOfAGeneration) {
   prometheus::Registry registry;
   Metrics metrics(registry, "", 64);
   dependencies_.metrics = &metrics;
-  EngineConfig config = SmallConfig();
-  config.max_sequences = 1;
-  Start(config);
-  runner_->CloseGate();
-  const auto running = Submit(Request("running", {1}, 2));
-  runner_->WaitUntilAtGate();
-  GenerateRequest request = Request("waiting", {1}, 2);
-  request.queue_deadline = clock_.Now() + seconds(5);
-  const auto waiting = Submit(request);
-  clock_.Advance(seconds(6));
-  runner_->OpenGate();
-  EXPECT_EQ(ReadAll(*waiting).finished.error_reason, "QUEUE_TIMEOUT");
-  FQ_EXPECT_OK(ReadAll(*running).finished.status);
+  const LateQueue queue = LetOneWaitTooLong();
+  EXPECT_EQ(ReadAll(*queue.waiting).finished.error_reason, "QUEUE_TIMEOUT");
+  FQ_EXPECT_OK(ReadAll(*queue.running).finished.status);
   ExpectIdle();
   double ended = 0;
   for (const prometheus::MetricFamily& family : registry.Collect()) {

@@ -74,6 +74,27 @@ class EngineTest : public testing::Test {
     FQ_EXPECT_OK(stream);
     return *stream;
   }
+  // Starts an engine in which one request runs and another has waited behind it past its queue
+  // deadline when the steps go on.
+  struct LateQueue {
+    std::shared_ptr<RequestStream> running;
+    std::shared_ptr<RequestStream> waiting;
+  };
+  LateQueue LetOneWaitTooLong() {
+    EngineConfig config = SmallConfig();
+    config.max_sequences = 1;
+    Start(config);
+    runner_->CloseGate();
+    LateQueue queue;
+    queue.running = Submit(Request("running", {1}, 2));
+    runner_->WaitUntilAtGate();
+    GenerateRequest request = Request("waiting", {1}, 2);
+    request.queue_deadline = clock_.Now() + std::chrono::seconds(5);
+    queue.waiting = Submit(request);
+    clock_.Advance(std::chrono::seconds(6));
+    runner_->OpenGate();
+    return queue;
+  }
   // Everything is back: no request, no block.
   void ExpectIdle() {
     engine_->Drain(clock_.Now() + std::chrono::seconds(60));

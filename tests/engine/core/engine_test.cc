@@ -127,23 +127,56 @@ TEST_F(EngineTest, AFullQueueRefusesAtOnceWithTheLimit) {
 }
 
 TEST_F(EngineTest, ARequestThatWaitsTooLongIsNeverScheduled) {
-  EngineConfig config = SmallConfig();
-  config.max_sequences = 1;
-  Start(config);
-  runner_->CloseGate();
-  const auto running = Submit(Request("running", {1}, 2));
-  runner_->WaitUntilAtGate();
-  GenerateRequest request = Request("waiting", {1}, 2);
-  request.queue_deadline = clock_.Now() + seconds(5);
-  const auto waiting = Submit(request);
-  clock_.Advance(seconds(6));
-  runner_->OpenGate();
-  const Answer answer = ReadAll(*waiting);
+  const LateQueue queue = LetOneWaitTooLong();
+  const Answer answer = ReadAll(*queue.waiting);
   EXPECT_THAT(answer.finished.status,
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("queue_timeout")));
   EXPECT_EQ(answer.finished.error_reason, "QUEUE_TIMEOUT");
   EXPECT_TRUE(answer.tokens.empty());
-  EXPECT_EQ(ReadAll(*running).tokens.size(), 2u);
+  EXPECT_EQ(ReadAll(*queue.running).tokens.size(), 2u);
+}
+
+// S6
+TEST_F(EngineTest, PrioritiesAndTheirAgeingOrderTheQueue) {
+  EngineConfig config = SmallConfig();
+  config.max_sequences = 1;
+  Start(config);
+  std::vector<int32_t> order;  // of the prompts' first tokens
+  runner_->OnLaunch([&](const StepPlan& plan) { order.push_back(plan.sequences[0].token_ids[0]); });
+  runner_->CloseGate();
+  const auto with_priority = [&](int32_t token, int priority) {
+    GenerateRequest request = Request(std::to_string(token), {token}, 1);
+    request.priority = priority;
+    return Submit(request);
+  };
+  std::vector<std::shared_ptr<RequestStream>> streams = {with_priority(1, 0)};
+  runner_->WaitUntilAtGate();
+  streams.push_back(with_priority(2, -1));
+  clock_.Advance(seconds(1));
+  streams.push_back(with_priority(3, 1));  // two steps are worth four seconds
+  clock_.Advance(seconds(4));
+  streams.push_back(with_priority(4, 1));
+  runner_->OpenGate();
+  for (const auto& stream : streams) FQ_EXPECT_OK(ReadAll(*stream).finished.status);
+  EXPECT_THAT(order, testing::ElementsAre(1, 3, 2, 4));
+}
+
+TEST_F(EngineTest, UsageTellsHowMuchOfThePromptWasFound) {
+  Start(SmallConfig());
+  const std::vector<int32_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  EXPECT_EQ(ReadAll(*Submit(Request("a", prompt, 1))).finished.usage.cached_prompt_tokens, 0);
+  const auto stream = Submit(Request("b", prompt, 1));
+  StreamUpdate update = stream->WaitAndTake();
+  EXPECT_TRUE(update.admitted);
+  EXPECT_EQ(update.cached_prompt_tokens, 8);
+  while (!update.finished) update = stream->WaitAndTake();
+  EXPECT_EQ(update.finished->usage.cached_prompt_tokens, 8);
+  EXPECT_EQ(engine().stats().kv_blocks_cached, 2);
+  engine().ResetPrefixCache();
+  EXPECT_EQ(ReadAll(*Submit(Request("c", prompt, 1))).finished.usage.cached_prompt_tokens, 0);
+  GenerateRequest salted = Request("d", prompt, 1);
+  salted.cache_salt = "tenant";
+  EXPECT_EQ(ReadAll(*Submit(salted)).finished.usage.cached_prompt_tokens, 0);
 }
 
 TEST_F(EngineTest, ADeadlineEndsARunningRequestAtTheNextStep) {

@@ -185,6 +185,21 @@ TEST(MetricsTest, LoadingIsToldByStageAndWeightsByWhatTheyHold) {
   EXPECT_EQ(Value(registry, "model_weight_bytes", {{"kind", "dense"}}), 1);
 }
 
+// S14
+TEST(MetricsTest, CountsBeyond32BitsStayExact) {
+  prometheus::Registry registry;
+  Metrics metrics(registry, "story", 512);
+  for (int i = 0; i < 3; ++i) {
+    metrics.AddOutputTokens((int64_t{1} << 32) + 1);
+    metrics.AddInputTokens(InputTokens::kCached, (int64_t{1} << 40) + 1);
+    metrics.AddPrefixCacheLookup((int64_t{1} << 33) + 1, 1);
+  }
+  EXPECT_EQ(Value(registry, "output_tokens_total"), 3.0 * 4294967297);
+  EXPECT_EQ(Value(registry, "input_tokens_total", {{"kind", "cached"}}), 3.0 * 1099511627777);
+  EXPECT_EQ(Value(registry, "prefix_cache_lookup_tokens_total", {{"result", "hit"}}),
+            3.0 * 8589934593);
+}
+
 TEST(MetricsTest, AnEnginesNumbersAddUp) {
   prometheus::Registry registry;
   Metrics metrics(registry, "story", 64);

@@ -1,6 +1,8 @@
 // Each scheduling rule by itself, in plans small enough to check by hand.
 #include "engine/scheduler/scheduler.h"
 
+#include <chrono>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -262,6 +264,25 @@ TEST_F(SchedulerTest, ANonFiniteRowReleasesItsSequenceOnly) {
   EXPECT_FALSE(committed.tokens[1].non_finite);
   EXPECT_EQ(scheduler_->Find(bad), nullptr);
   EXPECT_EQ(scheduler_->blocks_used(), BlocksOf(good));
+}
+
+// S14
+TEST_F(SchedulerTest, IdsAndTimesBeyond32BitsAreNothingSpecial) {
+  SchedulerConfig config = Config();
+  config.num_blocks = 8;
+  Start(config);
+  next_id_ = (int64_t{1} << 40) - 1;
+  const auto late = TimePoint(std::chrono::hours(200 * 365 * 24));
+  const SequenceId first = Add({.prompt_tokens = {1, 2}, .max_output_tokens = 5, .arrival = late});
+  const SequenceId second =
+      Add({.prompt_tokens = {3, 4}, .max_output_tokens = 5, .priority = -10, .arrival = late});
+  const FakeModel model;
+  std::map<SequenceId, std::vector<int32_t>> answers;
+  while (!Schedule().empty()) {
+    for (const CommittedToken& token : Commit().tokens) answers[token.id].push_back(token.token_id);
+  }
+  EXPECT_EQ(answers.at(first), model.Answer({1, 2}, 0, 5));
+  EXPECT_EQ(answers.at(second), model.Answer({3, 4}, 0, 5));
 }
 
 TEST_F(SchedulerTest, CommitRefusesAResultThatDoesNotAnswerThePlan) {
