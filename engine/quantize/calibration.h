@@ -32,6 +32,9 @@ class Calibration {
   // From now on the forward pass uses these weights [n, k] for that layer.
   virtual absl::Status SetQuantized(const std::string& layer, std::vector<float> weights) = 0;
 
+  // Forgets what SetQuantized said and begins again with the first layer.
+  virtual absl::Status Restart() = 0;
+
   // For the report.
   virtual int64_t num_tokens() const = 0;
   virtual std::string description() const = 0;

@@ -1,29 +1,22 @@
 #include "engine/quantize/checkpoint_quantizer.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <filesystem>
+#include <map>
 #include <optional>
 #include <span>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "engine/checkpoint/checkpoint_writer.h"
-#include "engine/checkpoint/file_reader.h"
-#include "engine/checkpoint/gguf_reader.h"
 #include "engine/checkpoint/json.h"
 #include "engine/checkpoint/quantized_tensors.h"
+#include "engine/quantize/density_budget.h"
 #include "engine/quantize/int4_quantizer.h"
 #include "engine/quantize/layer_journal.h"
 #include "engine/quantize/layer_quantizer.h"
+#include "engine/quantize/output_folder.h"
 #include "engine/quantize/parallel_for.h"
 #include "engine/quantize/table_quantizer.h"
 #include "kernels/base/bfloat16.h"
@@ -33,15 +26,7 @@
 namespace flashquant {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr int64_t kPieceWeights = int64_t{1} << 20;
-
-// Files of a folder that go along beside the tokenizer. README files describe the original and stay
-// behind.
-constexpr std::array kOtherFiles = {
-    "added_tokens.json", "tokenizer.model", "chat_template.json", "LICENSE",      "LICENSE.txt",
-    "LICENSE.md",        "NOTICE",          "NOTICE.txt",         "USE_POLICY.md"};
 
 absl::Status CheckWeights(const std::string& name, std::span<const float> weights, int64_t k,
                           int num_threads) {
@@ -85,17 +70,21 @@ class CheckpointQuantizer final {
         journal_(journal_folder, Fingerprint()) {
     config_.group_size = plan_.group_size;
     config_.symmetric = options.symmetric;
-    config_.target_density = options.threshold > 0 ? 0 : options.density;
+    config_.target_density =
+        options.threshold > 0 || options.target_bytes > 0 ? 0 : options.density;
     config_.method = options.imported != nullptr               ? "imported gptq"
                      : options.method == QuantizeMethod::kGptq ? "gptq"
                                                                : "rtn";
-    if (options.density > 0 || options.threshold > 0) config_.method += "+outliers";
+    if (options.density > 0 || options.threshold > 0 || options.target_bytes > 0) {
+      config_.method += "+outliers";
+    }
     if (calibration != nullptr) OrderByForwardPass();
     report_.group_size = plan_.group_size;
     report_.symmetric = options.symmetric;
     report_.method = config_.method;
     report_.target_density = config_.target_density;
     report_.threshold = options.threshold;
+    report_.target_bytes = options.target_bytes;
     if (calibration != nullptr) report_.calibration = calibration->description();
     report_.embedding = TableFormatName(plan_.embedding);
     report_.lm_head = plan_.tied_head ? "tied" : std::string(TableFormatName(plan_.lm_head));
@@ -105,6 +94,7 @@ class CheckpointQuantizer final {
   absl::Status WriteTensors() {
     int64_t done = 0;
     if (progress_) progress_(0, plan_.total_weights, "");
+    if (options_.target_bytes > 0) FQ_RETURN_IF_ERROR(ChooseRecords());
     for (const PlannedTensor& planned : plan_.tensors) {
       const TensorInfo& source = *tensors_.Find(planned.source);
       const absl::Status status = WriteTensor(planned, source);
@@ -150,10 +140,41 @@ class CheckpointQuantizer final {
         [&](const PlannedTensor& a, const PlannedTensor& b) { return rank(a) < rank(b); });
   }
 
+  absl::StatusOr<std::vector<float>> ReadWeights(const PlannedTensor& planned) const {
+    std::vector<float> weights(static_cast<size_t>(planned.n * planned.k));
+    FQ_RETURN_IF_ERROR(
+        tensors_.ReadRowsAsFloat(*tensors_.Find(planned.source), 0, planned.n, weights.data()));
+    FQ_RETURN_IF_ERROR(CheckWeights(planned.source, weights, planned.k, options_.num_threads));
+    return weights;
+  }
+
+  // A first pass over the layers, each with the inputs that the original model gives it, tells what
+  // outliers are worth in each.
+  absl::Status ChooseRecords() {
+    FQ_ASSIGN_OR_RETURN(const int64_t budget,
+                        RecordsThatFit(plan_, tensors_, options_.symmetric, config_.geometry,
+                                       options_.target_bytes));
+    std::vector<LayerCurve> curves;
+    for (const PlannedTensor& planned : plan_.tensors) {
+      if (planned.action != TensorAction::kInt4) continue;
+      FQ_ASSIGN_OR_RETURN(const std::vector<float> weights, ReadWeights(planned));
+      absl::StatusOr<LayerCurve> curve =
+          layer_quantizer_.Measure(planned.name, weights, planned.n, planned.k);
+      if (!curve.ok()) return Annotate(curve.status(), planned.source);
+      curves.push_back(*std::move(curve));
+    }
+    if (calibration_ != nullptr) FQ_RETURN_IF_ERROR(calibration_->Restart());
+    const std::vector<int64_t> records = ShareRecords(curves, budget);
+    std::map<std::string, int64_t> by_layer;
+    for (size_t i = 0; i < curves.size(); ++i) by_layer[curves[i].layer] = records[i];
+    layer_quantizer_.SetRecords(std::move(by_layer));
+    return absl::OkStatus();
+  }
+
   absl::Status WriteTensor(const PlannedTensor& planned, const TensorInfo& source) {
     switch (planned.action) {
       case TensorAction::kInt4:
-        return WriteInt4(planned, source);
+        return WriteInt4(planned);
       case TensorAction::kInt8:
         return WriteInt8(planned, source);
       case TensorAction::kBFloat16:
@@ -164,10 +185,8 @@ class CheckpointQuantizer final {
     return InternalError("unknown action");
   }
 
-  absl::Status WriteInt4(const PlannedTensor& planned, const TensorInfo& source) {
-    std::vector<float> weights(static_cast<size_t>(planned.n * planned.k));
-    FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(source, 0, planned.n, weights.data()));
-    FQ_RETURN_IF_ERROR(CheckWeights(planned.source, weights, planned.k, options_.num_threads));
+  absl::Status WriteInt4(const PlannedTensor& planned) {
+    FQ_ASSIGN_OR_RETURN(std::vector<float> weights, ReadWeights(planned));
     FQ_ASSIGN_OR_RETURN(const QuantizedMatrix matrix, QuantizeLayer(planned, weights));
     if (options_.imported != nullptr && !layer_quantizer_.IsImported(planned.name)) {
       report_.notes.push_back(
@@ -224,10 +243,11 @@ class CheckpointQuantizer final {
   std::string Fingerprint() const {
     const std::string imported =
         options_.imported == nullptr ? "" : FilesFingerprint(options_.imported->path());
-    return fmt::format("flashquant layers 2\n{} {} {} {} {} {} {} {}\n{}\n{}\n{}\n{}",
+    return fmt::format("flashquant layers 2\n{} {} {} {} {} {} {} {} {}\n{}\n{}\n{}\n{}",
                        static_cast<int>(options_.method), plan_.group_size, options_.symmetric,
                        options_.density, options_.threshold, options_.damping,
                        options_.descent_sweeps, static_cast<int>(options_.rule),
+                       options_.target_bytes,
                        calibration_ == nullptr ? "" : calibration_->fingerprint(),
                        FilesFingerprint(checkpoint_.path), imported, DumpJson(checkpoint_.config));
   }
@@ -292,78 +312,6 @@ class CheckpointQuantizer final {
   LayerJournal journal_;
   QuantizeReport report_;
 };
-
-// The folder under the name by which it can be renamed: "." and "out/." cannot.
-absl::StatusOr<std::string> OutputFolder(const std::string& output_dir) {
-  std::error_code error;
-  std::string output = output_dir;
-  while (output.size() > 1 && output.back() == '/') output.pop_back();
-  if (!fs::is_directory(output, error)) return output;
-  if (fs::path(output).filename() == "." || fs::path(output).filename() == "..") {
-    output = fs::canonical(output, error).string();
-    if (error) return ErrnoStatus(error.value(), output_dir, "resolve");
-  }
-  // Known before hours of work rather than after: the folder is put in place by a rename.
-  struct statx info = {};
-  if (::statx(AT_FDCWD, output.c_str(), AT_NO_AUTOMOUNT, 0, &info) == 0 &&
-      (info.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
-    return InvalidArgumentError(
-        "{}: output: a mount point cannot be replaced by the finished folder; name a folder in it",
-        output_dir);
-  }
-  return output;
-}
-
-// Where to write: the output itself, or a folder beside it that replaces it at the end.
-absl::StatusOr<std::string> WritingPlace(const std::string& output_dir, bool overwrite) {
-  std::error_code error;
-  if (!overwrite || !fs::exists(output_dir, error) || fs::is_empty(output_dir, error)) {
-    return output_dir;
-  }
-  if (!fs::is_directory(output_dir, error) || !fs::exists(output_dir + "/config.json", error)) {
-    return InvalidArgumentError("{}: --overwrite: not a model folder (it has no config.json)",
-                                output_dir);
-  }
-  // What a killed run left under this name is ours to remove.
-  const std::string replacement = output_dir + ".flashquant-replacement";
-  fs::remove_all(replacement, error);
-  if (error) return ErrnoStatus(error.value(), replacement, "remove");
-  return replacement;
-}
-
-// Swaps the folders in one step where the file system can, so that `output_dir` is a whole model at
-// any time.
-absl::Status ReplaceFolder(const std::string& replacement, const std::string& output_dir) {
-  std::error_code error;
-  if (::renameat2(AT_FDCWD, replacement.c_str(), AT_FDCWD, output_dir.c_str(), RENAME_EXCHANGE) !=
-      0) {
-    const std::string old = output_dir + ".old";
-    fs::remove_all(old, error);
-    if (!error) fs::rename(output_dir, old, error);
-    if (error) return ErrnoStatus(error.value(), output_dir, "move away");
-    fs::rename(replacement, output_dir, error);
-    if (error) return ErrnoStatus(error.value(), output_dir, "replace");
-    fs::rename(old, replacement, error);
-  }
-  if (!error) fs::remove_all(replacement, error);
-  if (error) return ErrnoStatus(error.value(), replacement, "remove");
-  return absl::OkStatus();
-}
-
-absl::Status CopyModelFiles(const Checkpoint& checkpoint, CheckpointWriter* writer) {
-  FQ_RETURN_IF_ERROR(CopyTokenizerFiles(checkpoint.path, writer));
-  if (!checkpoint.generation_config.empty()) {
-    FQ_RETURN_IF_ERROR(writer->WriteTextFile("generation_config.json",
-                                             DumpJson(checkpoint.generation_config) + "\n"));
-  }
-  for (const char* name : kOtherFiles) {
-    const std::string path = fmt::format("{}/{}", checkpoint.path, name);
-    std::error_code ignored;
-    if (!fs::is_regular_file(path, ignored)) continue;
-    FQ_RETURN_IF_ERROR(writer->CopyTextFile(path, name));
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 

@@ -46,11 +46,24 @@ class GroupPlanner final {
     row_error_without_.assign(static_cast<size_t>(n), 0);
   }
 
+  std::vector<double> Errors(std::span<const int64_t> num_records) {
+    MakeCurves();
+    std::vector<double> errors;
+    for (const int64_t budget : num_records) {
+      const std::vector<int32_t> records =
+          SelectRecords(column_curves_, static_cast<int>(column_curve_length_), budget);
+      double sum = 0;
+      for (size_t column = 0; column < records.size(); ++column) {
+        sum += static_cast<double>(
+            column_curves_[column * column_curve_length_ + static_cast<size_t>(records[column])]);
+      }
+      errors.push_back(sum / factor_scale_);
+    }
+    return errors;
+  }
+
   GroupPlan Run() {
-    ParallelFor(options_.num_threads, n_, kRowsPerTask, [&](int64_t begin, int64_t end) {
-      GroupQuantizer quantizer(options_.symmetric);
-      for (int64_t row = begin; row < end; ++row) RowCurves(row, quantizer);
-    });
+    MakeCurves();
     const std::vector<int32_t> records =
         SelectRecords(column_curves_, static_cast<int>(column_curve_length_), budget_,
                       options_.least_benefit * kSlotsPerRecord * factor_scale_);
@@ -84,6 +97,12 @@ class GroupPlanner final {
                       static_cast<int>(count), static_cast<int>(curve_length_), max_slots);
   }
 
+  void MakeCurves() {
+    ParallelFor(options_.num_threads, n_, kRowsPerTask, [&](int64_t begin, int64_t end) {
+      GroupQuantizer quantizer(options_.symmetric);
+      for (int64_t row = begin; row < end; ++row) RowCurves(row, quantizer);
+    });
+  }
   void RowCurves(int64_t row, GroupQuantizer& quantizer);
   void SplitRow(int64_t row, std::span<const int32_t> records, GroupPlan* plan) const;
 
@@ -169,6 +188,13 @@ double FactorScale(const ColumnImportance& importance) {
 GroupPlan PlanGroups(std::span<const float> weights, int64_t n, int64_t k,
                      const MatrixQuantizerOptions& options, const ColumnImportance& importance) {
   return GroupPlanner(weights, n, k, options, importance).Run();
+}
+
+std::vector<double> ErrorsWithRecords(std::span<const float> weights, int64_t n, int64_t k,
+                                      const MatrixQuantizerOptions& options,
+                                      const ColumnImportance& importance,
+                                      std::span<const int64_t> num_records) {
+  return GroupPlanner(weights, n, k, options, importance).Errors(num_records);
 }
 
 }  // namespace flashquant

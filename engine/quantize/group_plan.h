@@ -48,4 +48,11 @@ struct GroupPlan {
 GroupPlan PlanGroups(std::span<const float> weights, int64_t n, int64_t k,
                      const MatrixQuantizerOptions& options, const ColumnImportance& importance);
 
+// The errors' cost that a plan with each of these numbers of outlier records expects;
+// options.density allows for the largest of them.
+std::vector<double> ErrorsWithRecords(std::span<const float> weights, int64_t n, int64_t k,
+                                      const MatrixQuantizerOptions& options,
+                                      const ColumnImportance& importance,
+                                      std::span<const int64_t> num_records);
+
 }  // namespace flashquant

@@ -6,8 +6,10 @@
 
 #include "engine/quantize/gptq_import.h"
 #include "engine/quantize/gptq_quantizer.h"
+#include "engine/quantize/group_plan.h"
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/format/tile_coo.h"
 
 namespace flashquant {
 namespace {
@@ -50,11 +52,17 @@ bool LayerQuantizer::IsCalibrated(const std::string& layer) const {
   return std::find(layers.begin(), layers.end(), layer) != layers.end();
 }
 
-MatrixQuantizerOptions LayerQuantizer::MatrixOptions() const {
+MatrixQuantizerOptions LayerQuantizer::MatrixOptions(const std::string& layer, int64_t n,
+                                                     int64_t k) const {
   MatrixQuantizerOptions options;
   options.group_size = group_size_;
   options.symmetric = options_.symmetric;
   options.density = options_.density;
+  if (const auto found = records_.find(layer); found != records_.end()) {
+    // The half keeps RecordBudget from rounding a whole number of records down.
+    options.density = (static_cast<double>(found->second * kSlotsPerRecord) + 0.5) /
+                      (static_cast<double>(n) * static_cast<double>(k));
+  }
   options.rule = options_.rule;
   options.tile_k = tile_k_;
   options.num_threads = options_.num_threads;
@@ -75,9 +83,37 @@ absl::StatusOr<QuantizedMatrix> LayerQuantizer::Quantize(const std::string& laye
                                                          int64_t k) {
   if (IsImported(layer)) return Import(layer, weights, n, k);
   if (IsCalibrated(layer)) return QuantizeCalibrated(layer, weights, n, k);
-  MatrixQuantizerOptions options = MatrixOptions();
+  MatrixQuantizerOptions options = MatrixOptions(layer, n, k);
   SetLeastBenefit(weights, n, k, {}, &options);
   return QuantizeMatrix(weights, n, k, options);
+}
+
+absl::StatusOr<LayerCurve> LayerQuantizer::Measure(const std::string& layer,
+                                                   std::span<const float> weights, int64_t n,
+                                                   int64_t k) {
+  MatrixQuantizerOptions options = MatrixOptions(layer, n, k);
+  LayerCurve curve;
+  curve.layer = layer;
+  for (const double density : MeasuredDensities()) {
+    options.density = density;
+    curve.records.push_back(RecordBudget(n, k, options));
+  }
+  ColumnImportance importance;
+  double energy = 0;
+  if (IsCalibrated(layer) && options_.method == QuantizeMethod::kGptq) {
+    int64_t id = 0;
+    FQ_ASSIGN_OR_RETURN(const Hessian* hessian, InputsOf(layer, k, &id));
+    FQ_RETURN_IF_ERROR(LoadFactor(*hessian, id));
+    importance = {.within_group = factor_.importance, .of_group = factor_.group_cost};
+    energy = hessian->Energy(weights, options_.num_threads);
+  } else {
+    for (const float weight : weights) {
+      energy += static_cast<double>(weight) * static_cast<double>(weight);
+    }
+  }
+  curve.error = ErrorsWithRecords(weights, n, k, options, importance, curve.records);
+  for (double& error : curve.error) error = energy > 0 ? error / energy : 0;
+  return curve;
 }
 
 absl::Status LayerQuantizer::UseResult(const std::string& layer, const QuantizedMatrix& result) {
@@ -114,7 +150,7 @@ absl::StatusOr<QuantizedMatrix> LayerQuantizer::QuantizeCalibrated(const std::st
                                                                    int64_t n, int64_t k) {
   int64_t id = 0;
   FQ_ASSIGN_OR_RETURN(const Hessian* hessian, InputsOf(layer, k, &id));
-  MatrixQuantizerOptions options = MatrixOptions();
+  MatrixQuantizerOptions options = MatrixOptions(layer, n, k);
   QuantizedMatrix result;
   if (options_.method == QuantizeMethod::kGptq) {
     FQ_RETURN_IF_ERROR(LoadFactor(*hessian, id));
@@ -137,7 +173,7 @@ absl::StatusOr<QuantizedMatrix> LayerQuantizer::Import(const std::string& layer,
     return DataLossError("the codes are of a [{}, {}] matrix (need [{}, {}])", codes.n, codes.k, n,
                          k);
   }
-  MatrixQuantizerOptions options = MatrixOptions();
+  MatrixQuantizerOptions options = MatrixOptions(layer, n, k);
   const bool is_calibrated = IsCalibrated(layer);
   const Hessian* hessian = nullptr;
   if (is_calibrated) {

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <map>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "engine/quantize/calibration.h"
+#include "engine/quantize/density_budget.h"
 #include "engine/quantize/hessian_factor.h"
 #include "engine/quantize/matrix_quantizer.h"
 #include "engine/quantize/quantize_plan.h"
@@ -37,6 +39,13 @@ class LayerQuantizer final {
   // Takes `result` as what Quantize gave for the layer.
   absl::Status UseResult(const std::string& layer, const QuantizedMatrix& result);
 
+  // What outliers are worth in the layer at MeasuredDensities. With calibration, layers come in its
+  // order; nothing is set in it.
+  absl::StatusOr<LayerCurve> Measure(const std::string& layer, std::span<const float> weights,
+                                     int64_t n, int64_t k);
+  // From now on so many outlier records by layer, in place of options.density.
+  void SetRecords(std::map<std::string, int64_t> records) { records_ = std::move(records); }
+
   // The codes are another checkpoint's (QuantizeOptions::imported).
   bool IsImported(const std::string& layer) const {
     return options_.imported != nullptr && options_.imported->HasContiguousGroups(layer);
@@ -57,13 +66,14 @@ class LayerQuantizer final {
   // By MeanCostOfSpread, when there is a threshold.
   void SetLeastBenefit(std::span<const float> weights, int64_t n, int64_t k,
                        std::span<const double> cost, MatrixQuantizerOptions* options) const;
-  MatrixQuantizerOptions MatrixOptions() const;
+  MatrixQuantizerOptions MatrixOptions(const std::string& layer, int64_t n, int64_t k) const;
 
   const QuantizeOptions& options_;
   const int64_t group_size_;
   const int32_t tile_k_;
   const bool has_original_;
   Calibration* const calibration_;
+  std::map<std::string, int64_t> records_;
   double largest_import_change_ = 0;
   int64_t factor_id_ = -1;
   HessianFactor factor_;  // of the input factor_id_

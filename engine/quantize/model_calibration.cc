@@ -68,7 +68,17 @@ absl::Status ModelCalibration::Init(std::span<const int32_t> tokens) {
   tokens_checksum_ = Crc32c(tokens.data(), tokens.size_bytes());
   NameLayers();
   FQ_RETURN_IF_ERROR(PrepareBackend());
-  return Embed(tokens);
+  tokens_.assign(tokens.begin(), tokens.end());
+  return Embed();
+}
+
+absl::Status ModelCalibration::Restart() {
+  residual_.clear();
+  attention_.clear();
+  quantized_.clear();
+  collected_ = {-1, -1};
+  current_layer_ = 0;
+  return Embed();
 }
 
 // What a forward pass over one window needs.
@@ -121,7 +131,7 @@ void ModelCalibration::NameLayers() {
 }
 
 // Row by row from the file: the table itself is never in memory.
-absl::Status ModelCalibration::Embed(std::span<const int32_t> tokens) {
+absl::Status ModelCalibration::Embed() {
   const std::string name = EmbeddingShape(config_).parts[0].name + ".weight";
   const TensorInfo* table = checkpoint_.tensors->Find(name);
   if (table == nullptr) return DataLossError("tensor {}: missing", name);
@@ -132,17 +142,17 @@ absl::Status ModelCalibration::Embed(std::span<const int32_t> tokens) {
   }
   const DType dtype = backend_->info().activation_dtype;
   row_bytes_ = hidden * DTypeBytes(dtype);
-  const int64_t num_bytes = row_bytes_ * static_cast<int64_t>(tokens.size());
+  const int64_t num_bytes = row_bytes_ * static_cast<int64_t>(tokens_.size());
   constexpr int64_t kMaxResidualBytes = int64_t{1} << 36;
   if (num_bytes > kMaxResidualBytes) {
     return ResourceExhaustedError("calibration: {} tokens need {} MiB (limit {} MiB)",
-                                  tokens.size(), num_bytes >> 20, kMaxResidualBytes >> 20);
+                                  tokens_.size(), num_bytes >> 20, kMaxResidualBytes >> 20);
   }
   residual_.reserve(static_cast<size_t>(num_bytes));
   FQ_ASSIGN_OR_RETURN(const std::vector<float> positions, ReadPositions());
   std::vector<float> row(static_cast<size_t>(hidden));
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    FQ_RETURN_IF_ERROR(checkpoint_.tensors->ReadRowsAsFloat(*table, tokens[i], 1, row.data()));
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    FQ_RETURN_IF_ERROR(checkpoint_.tensors->ReadRowsAsFloat(*table, tokens_[i], 1, row.data()));
     if (!positions.empty()) {
       const size_t at = i % static_cast<size_t>(context_) * row.size();
       for (size_t j = 0; j < row.size(); ++j) row[j] += positions[at + j];

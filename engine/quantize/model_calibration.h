@@ -47,6 +47,7 @@ class ModelCalibration final : public Calibration {
   const std::vector<std::string>& layers() const override { return layer_names_; }
   absl::StatusOr<Inputs> InputsOf(const std::string& layer) override;
   absl::Status SetQuantized(const std::string& layer, std::vector<float> weights) override;
+  absl::Status Restart() override;
   int64_t num_tokens() const override { return num_windows_ * context_; }
   std::string description() const override;
   std::string fingerprint() const override;
@@ -62,7 +63,7 @@ class ModelCalibration final : public Calibration {
       : checkpoint_(checkpoint), options_(options) {}
   absl::Status Init(std::span<const int32_t> tokens);
   absl::Status PrepareBackend();
-  absl::Status Embed(std::span<const int32_t> tokens);
+  absl::Status Embed();
   absl::StatusOr<std::vector<float>> ReadPositions() const;
   void NameLayers();
   absl::StatusOr<std::unique_ptr<DecoderModel>> LoadLayer(int32_t layer);
@@ -88,6 +89,7 @@ class ModelCalibration final : public Calibration {
   int64_t context_ = 0;
   int64_t num_windows_ = 0;
   int64_t row_bytes_ = 0;
+  std::vector<int32_t> tokens_;     // of the windows
   std::vector<uint8_t> residual_;   // [tokens, hidden] before layer current_layer_
   std::vector<uint8_t> attention_;  // [tokens, H * D] of layer current_layer_, empty: not known
   int32_t current_layer_ = 0;

@@ -55,6 +55,10 @@ absl::Status CheckOptions(const QuantizeOptions& options) {
     return InvalidArgumentError("--threshold: must be 0..{} (got {})", kMaxThreshold,
                                 options.threshold);
   }
+  if (options.target_bytes > 0 && (options.group_size == -1 || options.imported != nullptr)) {
+    return InvalidArgumentError(
+        "--target-size: not with --group-size -1 and not with a GPTQ checkpoint's codes");
+  }
   if (!(options.damping > 0 && options.damping <= 1)) {
     return InvalidArgumentError("--damping: must be above 0, at most 1 (got {})", options.damping);
   }

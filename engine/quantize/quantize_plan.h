@@ -31,6 +31,9 @@ struct QuantizeOptions {
   // Above 0, in place of the density: outliers are records whose weights cost on average more than
   // this times what replacing a weight of the layer by its column's mean costs (SpQR's threshold).
   double threshold = 0;
+  // Above 0, in place of the density: outliers of all layers together, each with as many as lower
+  // the sum of the layers' relative errors most, so that all tensors take at most so many bytes.
+  int64_t target_bytes = 0;
   double damping = 0.01;                           // kGptq: of the mean of the Hessian's diagonal
   int descent_sweeps = 4;                          // kGptq: gptq_quantizer.h
   TableFormat embedding = TableFormat::kBFloat16;  // not kInt4

@@ -111,6 +111,7 @@ nlohmann::json ReportJson(const QuantizeReport& report) {
           {"calibration", report.calibration},
           {"target_density", report.target_density},
           {"threshold", report.threshold},
+          {"target_bytes", report.target_bytes},
           {"embedding", report.embedding},
           {"lm_head", report.lm_head},
           {"tensor_bytes", report.tensor_bytes},

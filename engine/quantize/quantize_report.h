@@ -36,6 +36,7 @@ struct QuantizeReport {
   std::string calibration;  // what was used, empty without
   double target_density = 0;
   double threshold = 0;
+  int64_t target_bytes = 0;  // of all tensors; 0: not given
   std::string embedding;
   std::string lm_head;
   std::vector<LayerReport> layers;  // quantized ones, in the order of the tensors
