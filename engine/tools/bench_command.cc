@@ -2,6 +2,7 @@
 // figures for this machine as tables, CSV and drawings (kernels/bench/).
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -153,6 +154,8 @@ absl::Status RunBenchKernel(const Flags& flags) {
     options.num_threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     options.copies = CopiesOf(flags);
     options.shared_kb = flags.shared_kb;
+    std::error_code error;
+    options.program = std::filesystem::read_symlink("/proc/self/exe", error).string();
     return RunFigure(options, flags);
   }
   KernelBenchOptions options;

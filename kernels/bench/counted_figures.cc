@@ -1,13 +1,17 @@
-// Figures 9, 10 and 12 (paper_figures.h): what needs no GPU.
+// Figures 9, 10 and 12 (paper_figures.h): what needs no GPU, though 12 asks the profiler when there
+// is one.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/bench/figure_parts.h"
 #include "kernels/bench/linear_problem.h"
+#include "kernels/bench/profiled_traffic.h"
 #include "kernels/cuda/linear_w4a16/pack.h"
 #include "kernels/cuda/linear_w4a16/pack_rules.h"
 #include "kernels/format/tile_coo_encoder.h"
@@ -194,6 +198,7 @@ absl::StatusOr<Figures> Traffic(const FigureOptions& options) {
       PercentTexts(densities),
       {{"of all traffic", {}}, {"of the sparse kernel's", {}}},
       {}};
+  std::vector<double> profiled;
   for (const double density : densities) {
     const auto slots =
         std::llround(density * static_cast<double>(shape.k) * static_cast<double>(shape.n));
@@ -208,6 +213,13 @@ absl::StatusOr<Figures> Traffic(const FigureOptions& options) {
     figure.series[1].values.push_back(unfused);
     saved.series[0].values.push_back(100 * (1 - fused / unfused));
     saved.series[1].values.push_back(100 * (1 - Millions(outliers) / Millions(sparse)));
+    if (options.program.empty()) continue;
+    const std::optional<int64_t> bytes = ProfiledTraffic(options.program, shape, ms[0], density);
+    profiled.push_back(bytes.has_value() ? Millions(*bytes) : kMissing);
+  }
+  const auto is_number = [](double value) { return !std::isnan(value); };
+  if (std::any_of(profiled.begin(), profiled.end(), is_number)) {
+    figure.series.push_back({"fused, by ncu", std::move(profiled)});
   }
   return std::vector<Figure>{std::move(figure), std::move(saved)};
 }

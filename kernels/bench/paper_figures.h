@@ -1,7 +1,9 @@
 // The measurements behind the paper's figures 7 to 12, for this machine and these kernels (design
-// "kernel" 12). Figures 9, 10 and 12 need no GPU: 9 times the host, 10 and 12 count bytes.
+// "kernel" 12). Figures 9, 10 and 12 need no GPU: 9 times the host, 10 and 12 count bytes, 12 beside
+// the profiler's count where there is one.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -16,6 +18,8 @@ struct FigureOptions {
   std::vector<int> ms;
   std::vector<double> densities;
   int num_threads = 1;  // for packing in figure 9
+  // This program, run under ncu for figure 12 where ncu is there; empty: never.
+  std::string program;
   // What the kernel may use in figures 7 and 8; the shared memory in 11 too, whose steps choose
   // their copies.
   WeightCopies copies = WeightCopies::kAuto;
