@@ -32,7 +32,8 @@ PATHS = [
     'generations_finished_total{reason="%s"}' % reason
     for reason in ("eos", "stop_sequence", "length", "cancelled", "deadline")
 ] + ['requests_rejected_total{reason="%s"}' % reason for reason in ("invalid", "too_long", "queue_full")
-] + ["preemptions_total", "kv_allocation_failures_total", 'input_tokens_total{kind="recomputed"}',
+] + ['preemptions_total{cause="kv_pressure"}', 'preemptions_total{cause="priority"}', "kv_allocation_failures_total",
+     'input_tokens_total{kind="recomputed"}',
      "stream_aborts_total", "cancel_to_release_seconds_count",
      'prefix_cache_lookup_tokens_total{result="hit"}', 'input_tokens_total{kind="cached"}']
 
@@ -112,10 +113,12 @@ class Served:
                               capture_output=True, timeout=DEADLINE_SECONDS, check=False).returncode
 
     def load(self):
-        """A round over PATHS. Four answers of 100 tokens need 28 of the 20 KV blocks; of 12 some find the queue full."""
+        """A round over PATHS. Four answers of 100 tokens need 28 of the 20 KV blocks; of 12 some find the queue full, and
+        two of them take the place of others."""
         call = [self.program, "generate", "--target", self.target, "--prompt", "Once upon a time", "--ignore-eos"]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        calls = [subprocess.Popen([*call, "--max-tokens", "100"], **quiet) for _ in range(12)]
+        calls = [subprocess.Popen([*call, "--max-tokens", "100", "--priority", "10" if i in (4, 5) else "0"], **quiet)
+                 for i in range(12)]
         for running in calls:
             running.wait(DEADLINE_SECONDS)
         for seed in range(8):  # where a story often ends
