@@ -113,7 +113,7 @@ void GenerateSession::TakeMessages(TimePoint now) {
 void GenerateSession::Gather(const StreamUpdate& update, TimePoint now) {
   if (num_gathered_ == 0) {
     gathered_.set_first_index(static_cast<uint32_t>(num_tokens_));
-    gathered_since_ = now;
+    gathered_since_ = update.token_times.empty() ? now : update.token_times.front();
   }
   num_tokens_ += static_cast<int64_t>(update.token_ids.size());
   num_gathered_ += static_cast<int32_t>(update.token_ids.size());

@@ -110,7 +110,7 @@ class GenerateSession final {
   StreamUpdate held_;                        // taken early, see CheckSlowReader
   v1::Delta gathered_;                       // the next message, as far as it is known
   int32_t num_gathered_ = 0;                 // its tokens
-  TimePoint gathered_since_{};               // when the first of them was taken
+  TimePoint gathered_since_{};               // when the first of them was drawn
   std::deque<v1::GenerateResponse> outbox_;  // at most three: Accepted, Delta, Finished
   std::optional<RequestError> error_;        // the end, once the outbox is empty
   bool ended_ = false;                       // the terminal event was taken

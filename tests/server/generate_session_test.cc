@@ -179,6 +179,14 @@ TEST_F(GenerateSessionTest, ATokenWaitsForOthersNoLongerThanTheGatherTime) {
   EXPECT_FALSE(session_->gather_due().has_value());
 }
 
+TEST_F(GenerateSessionTest, TheTimeInTheStreamCounts) {
+  StartGathering(100);
+  stream_->PushToken(1, now_);
+  now_ += GenerateSession::kGatherTime;
+  Ready();
+  EXPECT_EQ(sink_.messages.size(), 1u);
+}
+
 TEST_F(GenerateSessionTest, TheEndOfTheAnswerSendsWhatIsGathered) {
   StartGathering(100);
   Push(1);
