@@ -46,8 +46,19 @@ void CallSubmitter::LeaveServing(ServingState to) {
   }
 }
 
+ServingState CallSubmitter::state() const {
+  const ServingState state = state_.load();
+  return state == ServingState::kServing && admin_drain_.load() ? ServingState::kDraining : state;
+}
+
+Engine* CallSubmitter::engine() const {
+  // Loading: nobody but SetServing may look at the model.
+  if (state_.load() == ServingState::kLoading || model_ == nullptr) return nullptr;
+  return model_->engine;
+}
+
 const ServingModel* CallSubmitter::Model(RequestError* error) const {
-  switch (state_.load()) {
+  switch (state()) {
     case ServingState::kServing:
       return model_.get();
     case ServingState::kLoading:
@@ -110,6 +121,11 @@ std::optional<RequestError> CallSubmitter::SubmitUncounted(
   settings.slow_reader = slow_reader_;
   settings.metrics = metrics_;
   *session = std::make_shared<GenerateSession>(sink, std::move(settings));
+  OpenCall call = {.request_id = mapped.request.request_id,
+                   .priority = mapped.request.priority,
+                   .prompt_tokens = static_cast<int64_t>(mapped.request.prompt_tokens.size()),
+                   .max_output_tokens = mapped.request.stop.max_output_tokens,
+                   .arrival = times.now};
   absl::StatusOr<std::shared_ptr<RequestStream>> stream =
       model->engine->Submit(std::move(mapped.request), *session);
   if (!stream.ok()) {
@@ -117,6 +133,7 @@ std::optional<RequestError> CallSubmitter::SubmitUncounted(
     return ErrorFromSubmit(stream.status());
   }
   (*session)->SetStream(*stream);
+  open_calls_.Add(std::move(call), *stream);
   return std::nullopt;
 }
 

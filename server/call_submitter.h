@@ -13,6 +13,7 @@
 #include "flashquant/v1/inference.pb.h"
 #include "server/delivery_thread.h"
 #include "server/generate_session.h"
+#include "server/open_calls.h"
 #include "server/request_error.h"
 #include "server/request_mapping.h"
 
@@ -28,7 +29,8 @@ struct ServingModel {
   v1::GetModelResponse info;
 };
 
-// Loading -> serving -> draining or failed; draining and failed are final.
+// Loading -> serving -> draining or failed; draining and failed are final, but for the draining of
+// SetAdminDrain.
 enum class ServingState { kLoading, kServing, kDraining, kFailed };
 
 // Any thread, except SetServing.
@@ -40,7 +42,9 @@ class CallSubmitter final {
   void SetServing(std::unique_ptr<const ServingModel> model);
   void SetDraining() { LeaveServing(ServingState::kDraining); }
   void SetFailed() { LeaveServing(ServingState::kFailed); }
-  ServingState state() const { return state_.load(); }
+  // The operator's drain: while it is on, a serving server is a draining one. Any thread.
+  void SetAdminDrain(bool drain) { admin_drain_.store(drain); }
+  ServingState state() const;
 
   // The served model, or null with MODEL_LOADING, DRAINING or ENGINE_FAILED in `error`.
   const ServingModel* Model(RequestError* error) const;
@@ -50,6 +54,12 @@ class CallSubmitter final {
   // was not and will not be called.
   std::optional<RequestError> Submit(const v1::GenerateRequest& request, const CallTimes& times,
                                      CallSink* sink, std::shared_ptr<GenerateSession>* session);
+
+  // The engine behind the model, null before SetServing. It may not be asked once the server is
+  // shut down.
+  Engine* engine() const;
+  // Those that the engine has accepted.
+  OpenCalls& open_calls() { return open_calls_; }
 
   const Clock* clock() const { return clock_; }
   Metrics* metrics() const { return metrics_; }
@@ -68,6 +78,8 @@ class CallSubmitter final {
   const Duration slow_reader_;
   std::unique_ptr<const ServingModel> model_;  // written before state_ becomes kServing
   std::atomic<ServingState> state_{ServingState::kLoading};
+  std::atomic<bool> admin_drain_{false};
+  OpenCalls open_calls_;
 };
 
 }  // namespace flashquant

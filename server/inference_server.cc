@@ -16,6 +16,7 @@
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "kernels/base/status_macros.h"
+#include "server/admin_service.h"
 #include "server/callback_heartbeat.h"
 #include "server/delivery_thread.h"
 #include "server/inference_service.h"
@@ -74,7 +75,9 @@ class InferenceServer::Impl {
         environment_{&submitter_, &delivery_, &live_calls_, options.security},
         service_(environment_),
         unknown_methods_(environment_),
-        reflection_(environment_, {v1::InferenceService::service_full_name()}) {}
+        reflection_(environment_, {v1::InferenceService::service_full_name()}),
+        admin_(environment_, [this](bool drain) { SetAdminDrain(drain); }),
+        admin_reflection_(environment_, {v1::AdminService::service_full_name()}) {}
 
   absl::Status Start(const InferenceServerOptions& options) {
     grpc::EnableDefaultHealthCheckService(true);
@@ -94,13 +97,36 @@ class InferenceServer::Impl {
       return ResourceExhaustedError("cannot bind {}: port in use, not allowed, or no such address",
                                     options.address);
     }
+    if (!options.admin_address.empty()) FQ_RETURN_IF_ERROR(StartAdmin(options));
     if (metrics_ != nullptr) heartbeat_.emplace(metrics_);
-    SetHealth(false);
+    UpdateHealth();
     return absl::OkStatus();
   }
 
-  void SetHealth(bool serving) {
+  absl::Status StartAdmin(const InferenceServerOptions& options) {
+    grpc::ServerBuilder builder;
+    AddArguments(options, &builder);
+    builder.AddListeningPort(options.admin_address, credentials_, &admin_port_);
+    builder.RegisterService(&admin_);
+    if (options.reflection) builder.RegisterService(&admin_reflection_);
+    builder.RegisterCallbackGenericService(&admin_unknown_methods_);
+    admin_server_ = builder.BuildAndStart();
+    if (admin_server_ == nullptr || admin_port_ == 0) {
+      return ResourceExhaustedError("cannot bind {}: port in use, not allowed, or no such address",
+                                    options.admin_address);
+    }
+    return absl::OkStatus();
+  }
+
+  void SetAdminDrain(bool drain) {
+    submitter_.SetAdminDrain(drain);
+    UpdateHealth();
+  }
+
+  // From the state, so that the last of several that change it at once is right.
+  void UpdateHealth() {
     MutexLock lock(&health_mu_);
+    const bool serving = submitter_.state() == ServingState::kServing;
     grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
     health->SetServingStatus("", serving);
     health->SetServingStatus(v1::InferenceService::service_full_name(), serving);
@@ -111,8 +137,13 @@ class InferenceServer::Impl {
     if (shut_down_) return;
     shut_down_ = true;
     const auto left = std::max(Duration::zero(), deadline - std::chrono::steady_clock::now());
-    server_->Shutdown(std::chrono::system_clock::now() +
-                      std::chrono::duration_cast<std::chrono::system_clock::duration>(left));
+    const auto limit = std::chrono::system_clock::now() +
+                       std::chrono::duration_cast<std::chrono::system_clock::duration>(left);
+    if (admin_server_ != nullptr) {
+      admin_server_->Shutdown(limit);
+      admin_server_->Wait();
+    }
+    server_->Shutdown(limit);
     server_->Wait();
   }
 
@@ -125,11 +156,16 @@ class InferenceServer::Impl {
   InferenceService service_;
   UnknownMethods unknown_methods_;
   ReflectionService reflection_;
+  AdminService admin_;
+  ReflectionService admin_reflection_;
+  UnknownMethods admin_unknown_methods_{environment_};
+  int admin_port_ = 0;
   int port_ = 0;
   bool shut_down_ = false;
   Mutex health_mu_;  // gRPC's health service wants one caller at a time
   std::shared_ptr<grpc::ServerCredentials> credentials_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> admin_server_;
   std::optional<CallbackHeartbeat> heartbeat_;
 };
 
@@ -146,21 +182,23 @@ InferenceServer::~InferenceServer() { Shutdown(std::chrono::steady_clock::now())
 
 int InferenceServer::port() const { return impl_->port_; }
 
+int InferenceServer::admin_port() const { return impl_->admin_port_; }
+
 StreamListener* InferenceServer::listener() { return &impl_->delivery_; }
 
 void InferenceServer::SetServing(std::unique_ptr<const ServingModel> model) {
   impl_->submitter_.SetServing(std::move(model));
-  impl_->SetHealth(impl_->submitter_.state() == ServingState::kServing);
+  impl_->UpdateHealth();
 }
 
 void InferenceServer::SetDraining() {
   impl_->submitter_.SetDraining();
-  impl_->SetHealth(false);
+  impl_->UpdateHealth();
 }
 
 void InferenceServer::SetFailed() {
   impl_->submitter_.SetFailed();
-  impl_->SetHealth(false);
+  impl_->UpdateHealth();
 }
 
 void InferenceServer::EndAllCalls() { impl_->delivery_.EndAll(reason::kEngineFailed); }

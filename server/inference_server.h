@@ -21,6 +21,7 @@ namespace flashquant {
 
 struct InferenceServerOptions {
   std::string address = "127.0.0.1:0";  // port 0 = any free one
+  std::string admin_address;            // of AdminService, with a server of its own; empty = none
   std::string model_name;               // health also answers for "model/<name>"
   bool reflection = false;
   const ServerSecurity* security = nullptr;  // null: plain text, anybody may call; outlives it
@@ -45,6 +46,7 @@ class InferenceServer final {
   ~InferenceServer();
 
   int port() const;
+  int admin_port() const;  // 0 = no AdminService
   // For EngineDependencies::listener.
   StreamListener* listener();
 

@@ -35,6 +35,7 @@ inline constexpr char kRequestIdInvalid[] = "REQUEST_ID_INVALID";
 inline constexpr char kChatInvalid[] = "CHAT_INVALID";
 inline constexpr char kDuplicateRequestId[] = "DUPLICATE_REQUEST_ID";
 inline constexpr char kModelNotFound[] = "MODEL_NOT_FOUND";
+inline constexpr char kRequestNotFound[] = "REQUEST_NOT_FOUND";
 inline constexpr char kModelLoading[] = "MODEL_LOADING";
 inline constexpr char kDraining[] = "DRAINING";
 inline constexpr char kEngineFailed[] = "ENGINE_FAILED";

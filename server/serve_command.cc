@@ -54,6 +54,7 @@ SecurityPaths PathsOf(const ServerConfig& config) {
 InferenceServerOptions ServerOptions(const ServerConfig& config) {
   InferenceServerOptions options;
   options.address = config.listen_address;
+  if (config.admin_address != "off") options.admin_address = config.admin_address;
   options.model_name = ModelName(config);
   options.reflection = config.reflection;
   options.max_streams_per_connection = config.max_streams_per_connection;
@@ -144,6 +145,7 @@ class ServeProcess {
                  : security_->tls()               ? "TLS"
                                                   : "plain text",
                  config_.token_file.empty() ? "" : ", tokens", config_.model_path);
+    if (server_->admin_port() != 0) spdlog::info("admin service on port {}", server_->admin_port());
     return WatchListener();
   }
 

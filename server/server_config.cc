@@ -293,6 +293,26 @@ bool IsLoopback(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
+namespace {
+
+// An address that others can reach needs encryption and credentials, or leave.
+absl::Status CheckBind(const ServerConfig& config, std::string_view key, std::string_view host,
+                       const std::string& address) {
+  const bool open_to_all = config.token_file.empty() && config.tls_client_ca_file.empty();
+  const bool plain = config.tls_cert_file.empty();
+  if (IsLoopback(host) || config.insecure_bind || (!plain && !open_to_all)) {
+    return absl::OkStatus();
+  }
+  return FailedPreconditionError(
+      "{}: refusing insecure bind to {} ({}{}{}): give {}{}{}, or use a loopback address, or "
+      "--insecure-bind on a network you trust",
+      key, address.substr(0, 64), plain ? "plain text" : "", plain && open_to_all ? ", " : "",
+      open_to_all ? "no credentials" : "", plain ? "--tls-cert and --tls-key" : "",
+      plain && open_to_all ? ", and " : "", open_to_all ? "--token-file or --tls-client-ca" : "");
+}
+
+}  // namespace
+
 absl::Status ServerConfig::Validate() const {
   FQ_ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort("listen.address", listen_address));
   if (tls_cert_file.empty() != tls_key_file.empty()) {
@@ -302,23 +322,22 @@ absl::Status ServerConfig::Validate() const {
   if (!tls_client_ca_file.empty() && tls_cert_file.empty()) {
     return FailedPreconditionError("tls.client_ca_file: needs tls.cert_file and tls.key_file");
   }
-  const bool open_to_all = token_file.empty() && tls_client_ca_file.empty();
-  if (!IsLoopback(listen.host) && !insecure_bind && (tls_cert_file.empty() || open_to_all)) {
-    return FailedPreconditionError(
-        "listen.address: refusing insecure bind to {} ({}{}{}): give {}{}{}, or use a loopback "
-        "address, or --insecure-bind on a network you trust",
-        listen_address.substr(0, 64), tls_cert_file.empty() ? "plain text" : "",
-        tls_cert_file.empty() && open_to_all ? ", " : "", open_to_all ? "no credentials" : "",
-        tls_cert_file.empty() ? "--tls-cert and --tls-key" : "",
-        tls_cert_file.empty() && open_to_all ? ", and " : "",
-        open_to_all ? "--token-file or --tls-client-ca" : "");
-  }
+  FQ_RETURN_IF_ERROR(CheckBind(*this, "listen.address", listen.host, listen_address));
   if (metrics_address != "off") {
     FQ_ASSIGN_OR_RETURN(const HostPort metrics, ParseHostPort("metrics.address", metrics_address));
     if (metrics.port == listen.port && listen.port != 0) {
       return FailedPreconditionError("metrics.address: port {} is already that of listen.address",
                                      metrics.port);
     }
+  }
+  if (admin_address != "off") {
+    FQ_ASSIGN_OR_RETURN(const HostPort admin, ParseHostPort("admin.address", admin_address));
+    if (admin.port != 0 && (admin.port == listen.port || admin_address == metrics_address)) {
+      return FailedPreconditionError(
+          "admin.address: port {} is already that of {}", admin.port,
+          admin.port == listen.port ? "listen.address" : "metrics.address");
+    }
+    FQ_RETURN_IF_ERROR(CheckBind(*this, "admin.address", admin.host, admin_address));
   }
   if (slow_reader_seconds >= keepalive_timeout_seconds) {
     return FailedPreconditionError(

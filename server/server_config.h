@@ -33,6 +33,7 @@ struct ServerConfig {
   std::string token_file;          // empty = no tokens are asked for
   bool reflection = false;
   std::string metrics_address = "127.0.0.1:9464";  // "off" = none
+  std::string admin_address = "off";
 
   double max_request_seconds = 600;
   double queue_timeout_seconds = 60;  // 0 = none

@@ -42,6 +42,8 @@ constexpr std::array kReasons = {
               "credentials required", 0},
     ReasonRow{reason::kNonFiniteLogits, absl::StatusCode::kInternal,
               "model produced non-finite values", 0},
+    ReasonRow{reason::kRequestNotFound, absl::StatusCode::kNotFound,
+              "request_id: no open request has it", 0},
     ReasonRow{reason::kDuplicateRequestId, absl::StatusCode::kAlreadyExists,
               "request_id: already running", 0},
     ReasonRow{reason::kKvCapacityExceeded, absl::StatusCode::kInvalidArgument,

@@ -33,7 +33,8 @@ class Steered:
 
     def __init__(self, program, *arguments):
         self.process = subprocess.Popen([program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.target = f"127.0.0.1:{int(self.process.stdout.readline())}"
+        port, admin_port = self.process.stdout.readline().split()
+        self.target, self.admin_target = f"127.0.0.1:{port}", f"127.0.0.1:{admin_port}"
 
     def tell(self, command):
         self.process.stdin.write(command + "\n")

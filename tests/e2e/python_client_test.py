@@ -18,6 +18,8 @@ import grpc
 import python_client
 
 STUBS = python_client.make_stubs()
+from flashquant.v1 import admin_service_pb2 as admin_pb  # noqa: E402
+from flashquant.v1 import admin_service_pb2_grpc as admin_service  # noqa: E402
 from flashquant.v1 import inference_pb2 as pb  # noqa: E402
 from flashquant.v1 import inference_service_pb2_grpc as service  # noqa: E402
 from google.rpc import error_details_pb2, status_pb2  # noqa: E402
@@ -261,6 +263,11 @@ class SteeredServerTest(unittest.TestCase):
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         return failure_of(lambda: self.locked.generate(text_request("x"), metadata=metadata))
 
+    def no_such_request(self):
+        with grpc.insecure_channel(self.start().admin_target) as channel:
+            stub = admin_service.AdminServiceStub(channel)
+            return failure_of(lambda: [stub.CancelRequest(admin_pb.CancelRequestRequest(request_id="no"), timeout=60)])
+
     def test_every_reason_of_the_table(self):
         server = self.start()
         self.main = self.client(server)
@@ -286,6 +293,7 @@ class SteeredServerTest(unittest.TestCase):
                 pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="wizard", content="hm")]))),
             "DUPLICATE_REQUEST_ID": self.duplicate,
             "MODEL_NOT_FOUND": lambda: self.refused(text_request("x", model="another")),
+            "REQUEST_NOT_FOUND": self.no_such_request,
             "MODEL_LOADING": self.loading,
             "DRAINING": self.draining,
             "ENGINE_FAILED": self.engine_failed,

@@ -1,4 +1,4 @@
-// A TestServer as a process of its own, for clients that are not C++: port and answers on stdout,
+// A TestServer as a process of its own, for clients that are not C++: ports and answers on stdout,
 // one command a line on stdin, end of input ends it. Its model is the pretended one: quick, and
 // waiting, failing or drawing NaN when it is told to.
 //
@@ -38,6 +38,7 @@ TestServerOptions Options(const ServerSecurity* security) {
   options.engine.num_blocks = 65;  // 1024 tokens: less than the context
   options.server.security = security;
   options.server.reflection = true;
+  options.server.admin_address = "127.0.0.1:0";
   options.server.slow_reader = std::chrono::seconds(1);
   options.max_request_duration = std::chrono::seconds(4);
   options.text_repeat = 2000;  // ten kilobytes per token: more than transports take in
@@ -98,7 +99,7 @@ int Run(const std::string& token_file) {
   runner.SetNonFinite([](const SequenceStep& step) {
     return step.sampling->seed == kNonFiniteSeed && step.output_position == kNonFinitePosition;
   });
-  fmt::print("{}\n", server.server().port());
+  fmt::print("{} {}\n", server.server().port(), server.server().admin_port());
   std::fflush(stdout);
   std::thread shutdown;
   for (std::string line; std::getline(std::cin, line);) {

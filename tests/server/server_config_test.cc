@@ -123,6 +123,16 @@ TEST(ServerConfigTest, MetricsPortMustDiffer) {  // C4
   EXPECT_TRUE(Load({{"metrics.address", "off"}}).ok());
 }
 
+TEST(ServerConfigTest, AdminPortMustDifferAndIsNotOpenToOthers) {  // C4, C5
+  EXPECT_EQ(Refusal("admin.address", "127.0.0.1:50051"),
+            "admin.address: port 50051 is already that of listen.address");
+  EXPECT_EQ(Refusal("admin.address", "127.0.0.1:9464"),
+            "admin.address: port 9464 is already that of metrics.address");
+  EXPECT_THAT(Refusal("admin.address", "0.0.0.0:50052"),
+              HasSubstr("admin.address: refusing insecure bind to 0.0.0.0:50052"));
+  EXPECT_TRUE(Load({{"admin.address", "127.0.0.1:50052"}}).ok());
+}
+
 TEST(ServerConfigTest, InsecureBindNeedsLeave) {  // C5
   for (const char* open : {"0.0.0.0:50051", "[::]:50051", "192.0.2.1:50051", "host.example:1"}) {
     EXPECT_THAT(Refusal("listen.address", open), HasSubstr("refusing insecure bind")) << open;
