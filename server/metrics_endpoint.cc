@@ -12,6 +12,7 @@
 #include <exception>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "engine/process_collector.h"
 #include "kernels/base/status_macros.h"
@@ -23,6 +24,14 @@ namespace flashquant {
 namespace {
 
 constexpr auto kWakeInterval = std::chrono::milliseconds(10);
+
+// What anybody who reaches the port may take: a thread for a second. Threads that wait cost little;
+// with few of them, as many silent connections would keep a scraper out.
+std::vector<std::string> ListenerOptions(const std::string& address) {
+  return {"listening_ports",   address, "num_threads",      "32",   "request_timeout_ms", "1000",
+          "linger_timeout_ms", "100",   "max_request_size", "8192", "connection_queue",   "64",
+          "listen_backlog",    "64"};
+}
 
 }  // namespace
 
@@ -69,7 +78,7 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(
   endpoint->registry_ = std::move(registry);
   endpoint->process_ = std::make_shared<ProcessCollector>();
   try {
-    endpoint->exposer_ = std::make_unique<prometheus::Exposer>(address);
+    endpoint->exposer_ = std::make_unique<prometheus::Exposer>(ListenerOptions(address));
   } catch (const std::exception& error) {
     return ResourceExhaustedError("cannot bind {} for metrics: {}", address, error.what());
   }
