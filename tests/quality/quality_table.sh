@@ -7,7 +7,8 @@
 # Usage: tests/quality/quality_table.sh [-b FLASHQUANT] [-m MODEL_DIR] [-t TEXT] [-w WINDOWS] [-c CONTEXT]
 #                                       [-C CALIBRATION] [-s SKIP] [-n TOKENS] [-o WORK_DIR] [CONFIG ...]
 # A CONFIG is "METHOD:GROUP:OUTLIERS[:EMBEDDING[:RULE]]", for example spqr:128:0.03, rtn:64:0.02:int8 or
-# spqr:128:t0.1; OUTLIERS is a density or, after a t, SpQR's threshold. MODEL_DIR must be an unquantized
+# spqr:128:t0.1; OUTLIERS is a density or, after a t, SpQR's threshold, or, after an =, an earlier CONFIG
+# (with - for :, as in spqr:128:=gptq-64-0) whose bytes are the target size. MODEL_DIR must be an unquantized
 # checkpoint with a tokenizer. CALIBRATION is used from token SKIP on, which by default is where the
 # default TEXT is no longer scored. Folders that are in WORK_DIR already are not made again.
 set -euo pipefail
@@ -37,8 +38,8 @@ text="${text:-$model/heldout.txt}"
 calibration="${calibration:-$model/heldout.txt}"
 configs=("$@")
 if [[ ${#configs[@]} -eq 0 ]]; then
-  configs=(rtn:128:0 gptq:128:0 gptq:64:0 gptq:32:0 rtn:128:0.01 rtn:128:0.03
-    spqr:128:0.005 spqr:128:0.01 spqr:128:0.015 spqr:128:0.02 spqr:128:0.03 spqr:64:0.03 spqr:32:0.03
+  configs=(rtn:128:0 gptq:128:0 gptq:64:0 gptq:32:0 rtn:128:0.01 rtn:128:0.015 rtn:128:0.02 rtn:128:0.03
+    spqr:128:=gptq-64-0 spqr:128:=gptq-32-0 spqr:128:0.005 spqr:128:0.01 spqr:128:0.015 spqr:128:0.02 spqr:128:0.03 spqr:64:0.03 spqr:32:0.03
     spqr:128:t0.05 spqr:128:t0.1 spqr:128:t0.15 spqr:128:t0.2)
 fi
 [[ -x "$binary" ]] || { echo "no program at $binary; give it with -b" >&2; exit 66; }
@@ -59,6 +60,8 @@ for config in "${configs[@]}"; do
   flags=(--method "$method" --group-size "$group" --embedding "${embedding:-bf16}" --outliers "${rule:-rescale}")
   if [[ "$outliers" == t* ]]; then
     flags+=(--threshold "${outliers#t}")
+  elif [[ "$outliers" == =* ]]; then
+    flags+=(--target-size "$(sed -nE 's/.*"tensor_bytes": *([0-9]+).*/\1/p' "$work/${outliers#=}/quantize_report.json")")
   elif [[ "$method" != gptq ]]; then
     flags+=(--density "$outliers")
   fi
@@ -90,6 +93,7 @@ row=-3
     if [[ "$method" == rtn && "$outliers" != 0 ]]; then name="rtn + outliers"; fi
     if [[ "$method" == spqr ]]; then name="gptq + outliers"; fi
     if [[ "$outliers" == t* ]]; then name+=", threshold ${outliers#t}"; fi
+    if [[ "$outliers" == =* ]]; then name+=", bytes of ${outliers#=}"; fi
     if [[ -n "${rule:-}" ]]; then name+=", by $rule"; fi
     if [[ "${embedding:-bf16}" != bf16 ]]; then name+=", $embedding embedding"; fi
     tensor_bytes=$(sed -nE 's/.*"tensor_bytes": *([0-9]+).*/\1/p' "$folder/quantize_report.json")
