@@ -96,6 +96,8 @@ const std::vector<ConfigOption>& ConfigOptions() {
        "close a connection that did not answer by then", &C::keepalive_timeout_seconds, 1, 3600},
       {"shutdown.drain_seconds", "--drain-seconds",
        "running answers may take this long to end after SIGTERM", &C::drain_seconds, 0, 3600},
+      {"shutdown.core_files", "--core-files",
+       "a crash may leave a core file, which holds prompts and tokens", &C::core_files},
       {"watchdog.stuck_step_seconds", "--stuck-step-seconds",
        "a step that takes longer ends the process with exit code 70; 0 = off",
        &C::stuck_step_seconds, 0, kDay},

@@ -3,6 +3,7 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <system_error>
 
 #include "CLI/CLI.hpp"
 #include "engine/base/exit_code.h"
@@ -34,6 +35,10 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : flashquant::kExitUsage;
   } catch (const std::bad_alloc&) {
     std::cerr << "flashquant: out of memory\n";
+    return flashquant::kExitSystem;
+  } catch (const std::system_error& error) {
+    // What the standard library throws when no thread can be made.
+    std::cerr << "flashquant: a system resource is exhausted (threads?): " << error.what() << '\n';
     return flashquant::kExitSystem;
   } catch (const std::exception& error) {
     std::cerr << "flashquant: " << error.what() << '\n';

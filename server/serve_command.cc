@@ -128,6 +128,8 @@ class ServeProcess {
     // gRPC's threads each get an arena otherwise, and bursts are then never given back.
     mallopt(M_ARENA_MAX, 2);
     InitLogging(config_.log_level, &metrics_);
+    InstallCrashHandler(fmt::format("flashquant {}, revision {}", FQ_VERSION, FQ_REVISION),
+                        config_.core_files);
     for (const std::string& line : DescribeConfig(config_)) spdlog::info("config: {}", line);
     for (const std::string& warning : config_.warnings) spdlog::warn("config: {}", warning);
     metrics_.SetModelReady(false);

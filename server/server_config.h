@@ -56,6 +56,7 @@ struct ServerConfig {
   double keepalive_seconds = 60;
   double keepalive_timeout_seconds = 20;
   double drain_seconds = 30;
+  bool core_files = false;
   double stuck_step_seconds = 30;  // 0 = off
   double probe_seconds = 10;       // 0 = off
   std::string log_level = "info";

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <string>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -63,6 +64,11 @@ class HardExitTimer final {
 // themselves. `engine` may be null (the model was never there).
 bool DrainServer(InferenceServer* server, Engine* engine, TimePoint deadline,
                  const std::function<bool()>& hurry);
+
+// A crash (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT) leaves one line with the signal and `build` on
+// stderr, then ends the process by that signal. No core file is written, because prompts would be
+// in it, unless `core_files`. Once, early; `build` is copied.
+void InstallCrashHandler(const std::string& build, bool core_files);
 
 // Raises the limit of open files to the hard limit (at most 65536). RESOURCE_EXHAUSTED when that is
 // below 4096: one time without a descriptor and gRPC 1.51 never accepts again.

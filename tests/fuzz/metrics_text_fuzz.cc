@@ -1,4 +1,4 @@
-// Metrics page (target F15). Input: the texts that become label values: model name, quantization,
+// Metrics page (target F15; O2). Input: the texts that become label values: model name, quantization,
 // revision, version.
 //
 // Properties: whatever they are, the page is one that the strict reader of the tests takes, and the
