@@ -333,6 +333,7 @@ absl::StatusOr<Checkpoint> DequantizeIfGptq(Checkpoint checkpoint) {
   } else if (std::filesystem::exists(older, ignored)) {
     where = older;
     FQ_ASSIGN_OR_RETURN(section, ReadJsonFile(older));
+    FQ_RETURN_IF_ERROR(JsonObject::Create(section, older).status());
     const nlohmann::json method = section.value("quant_method", nlohmann::json("gptq"));
     if (method != "gptq") {
       return UnimplementedError("{}: quant_method: not supported (need gptq, got {})", older,

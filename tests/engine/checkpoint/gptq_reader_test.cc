@@ -144,6 +144,15 @@ TEST_F(GptqReaderTest, OlderFoldersSayItInAFileOfItsOwn) {
   ExpectNumbers(numbers);
 }
 
+TEST_F(GptqReaderTest, AnOlderFoldersFileThatIsNoObjectIsRefused) {
+  folder_.quantization_file = "quantize_config.json";
+  folder_.AddLayer(kLayer, SomeNumbers(8, 256, ContiguousGroups(256, 128), 1), Zeros::kLessOne);
+  for (const nlohmann::json& other : {nlohmann::json::array(), nlohmann::json("gptq")}) {
+    folder_.quantization = other;
+    EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("quantize_config.json")));
+  }
+}
+
 TEST_F(GptqReaderTest, EightEverywhereIsKnownFromTheZeroPoints) {
   GptqNumbers numbers = SomeNumbers(8, 256, ContiguousGroups(256, 128), 1);
   std::fill(numbers.zeros.begin(), numbers.zeros.end(), 8);
