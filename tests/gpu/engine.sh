@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-parity="memory linear attention pointwise decoder_variant sample"
+parity="memory linear attention pointwise decoder_variant sample penalty"
 if [[ "${1:-}" == "--prebuilt" ]]; then
   build="$2"
   tests="$2"
@@ -93,6 +93,8 @@ if command -v compute-sanitizer >/dev/null; then
     "$tests/attention_parity_test" --gtest_filter='*HeadSharing*cuda:*DecodeAfter*cuda:*ManyHeads*cuda'
   check memcheck_sample timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 \
     "$tests/sample_parity_test" --gtest_filter='*BannedIds*cuda:*NonFinite*cuda:*BanningTheWhole*cuda'
+  check memcheck_penalty timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 \
+    "$tests/penalty_parity_test" --gtest_filter='*Extreme*cuda:*OutsideTheVocabulary*cuda:*KeepTheirBits*cuda'
 else
   echo "skipped memcheck: compute-sanitizer not found"
 fi
