@@ -4,6 +4,7 @@ http2_stack_test.py PROGRAM STEERED_SERVER, started by python_client_test.sh. Ro
 matrix: a small window is the true slow reader, because nothing between the server and the client takes the answer in.
 """
 import base64
+import gzip
 import re
 import shutil
 import socket
@@ -64,12 +65,14 @@ class Connection:
     def flush(self):
         self.socket.sendall(self.h2.data_to_send())
 
-    def start(self, request, method="Generate"):
+    def start(self, request, method="Generate", body=None, headers=()):
         stream = self.h2.get_next_available_stream_id()
         self.h2.send_headers(stream, [(":method", "POST"), (":scheme", "http"), (":authority", "x"),
                                       (":path", python_client.SERVICE + method), ("te", "trailers"),
-                                      ("content-type", "application/grpc"), ("user-agent", "h2")])
-        self.h2.send_data(stream, framed(request), end_stream=True)
+                                      ("content-type", "application/grpc"), ("user-agent", "h2"), *headers])
+        body = body or framed(request)
+        for at in range(0, len(body), 16384):
+            self.h2.send_data(stream, body[at:at + 16384], end_stream=at + 16384 >= len(body))
         self.calls[stream] = Call()
         self.flush()
         return stream
@@ -145,6 +148,15 @@ class Http2Test(unittest.TestCase):
         info = error_details_pb2.ErrorInfo()
         self.assertTrue(status.details[0].Unpack(info))
         self.assertEqual(info.reason, "SLOW_READER")
+        self.assertEqual(self.server.tell("leaks"), "ok")
+
+    def test_message_that_expands_a_thousandfold_is_refused(self):  # N17
+        packed = gzip.compress(b"\x1a" + bytes(8 << 20))
+        self.assertLess(len(packed), 20000)
+        stream = self.connection.start(None, body=struct.pack(">BI", 1, len(packed)) + packed,
+                                       headers=[("grpc-encoding", "gzip")])
+        self.assertEqual(self.connection.finish(stream).status, "8")
+        self.assert_whole(self.connection.finish(self.connection.start(request_of(3))), 3)
         self.assertEqual(self.server.tell("leaks"), "ok")
 
     def test_stream_that_is_reset_leaves_nothing(self):  # N1

@@ -8,14 +8,18 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "engine/metrics.h"
 #include "fmt/format.h"
 #include "gtest/gtest.h"
 #include "prometheus/gauge.h"
 #include "prometheus/registry.h"
+#include "prometheus/text_serializer.h"
 #include "tests/e2e/exposition.h"
 #include "tests/e2e/test_server.h"
 
@@ -115,6 +119,33 @@ TEST_F(MetricsEndpointTest, ScrapersThatDoNotReadAreCutAndOthersServed) {  // O1
   EXPECT_TRUE(Answers());
   // Each had its second; whoever reads now gets what is on its way, and the end.
   for (const auto& connection : deaf) EXPECT_TRUE(connection->UntilClosed(30s).has_value());
+}
+
+TEST(MetricsWhileTest, AWedgedEngineIsStillScraped) {  // O6
+  TestServer server;
+  auto endpoint = MetricsEndpoint::Start("127.0.0.1:0", server.registry());
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status();
+  server.runner().CloseGate();
+  std::future<Answer> answer = server.GenerateAsync(TextRequest("x", 5));
+  server.runner().WaitUntilAtGate();
+  for (int i = 0; i < 5; ++i) {
+    const auto page = Exposition::Parse(HttpGet((*endpoint)->port(), "/metrics"));
+    ASSERT_TRUE(page.ok()) << page.status();
+    EXPECT_EQ(page->Sum("flashquant_streams_open"), 1);
+  }
+  server.runner().OpenGate();
+  EXPECT_TRUE(answer.get().result.ok());
+}
+
+TEST(MetricsWhileTest, CountersGoBeyond32Bits) {  // S14
+  prometheus::Registry registry;
+  Metrics metrics(registry, "m", 64);
+  constexpr int64_t kMany = int64_t{3} << 32;
+  metrics.AddOutputTokens(kMany);
+  metrics.AddOutputTokens(1);
+  const auto page = Exposition::Parse(prometheus::TextSerializer().Serialize(registry.Collect()));
+  ASSERT_TRUE(page.ok()) << page.status();
+  EXPECT_EQ(page->Sum("flashquant_output_tokens_total"), static_cast<double>(kMany + 1));
 }
 
 TEST_F(MetricsEndpointTest, OtherPathsAndMethodsGiveNoMetrics) {

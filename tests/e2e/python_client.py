@@ -55,10 +55,10 @@ class Steered:
 class Served:
     """`flashquant serve` with the demo model on free ports."""
 
-    def __init__(self, program, *arguments):
+    def __init__(self, program, *arguments, port=0):
         self.log = tempfile.NamedTemporaryFile(mode="r+")
         self.process = subprocess.Popen(
-            [program, "serve", "--model", "deploy/demo-model", "--listen", "127.0.0.1:0", "--metrics-listen",
+            [program, "serve", "--model", "deploy/demo-model", "--listen", f"127.0.0.1:{port}", "--metrics-listen",
              "127.0.0.1:0", "--threads", "1", *arguments], cwd=ROOT, stderr=self.log)
         self.target = f"127.0.0.1:{self.wait_for(r'listening on port ([0-9]+)')}"
         self.metrics_port = int(self.wait_for(r"metrics on port ([0-9]+)"))

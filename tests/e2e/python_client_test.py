@@ -165,6 +165,33 @@ class RealServerTest(unittest.TestCase):
         answer_of(self.client.generate(text_request("Once", 2)))
 
 
+class RestartTest(unittest.TestCase):
+    def test_hundred_clients_come_back_at_once(self):  # N26
+        first = python_client.Served(PROGRAM)
+        first.wait_for(r"(serving model)")
+        port = first.target.split(":")[1]
+        clients = [Client(first.target, UNAVAILABLE_IS_RETRIED) for _ in range(100)]
+        self.addCleanup(lambda: [client.channel.close() for client in clients])
+        for client in clients:
+            client.stub.GetModel(pb.GetModelRequest(), timeout=60)
+        first.process.kill()
+        first.process.wait()
+        first.log.close()
+        second = python_client.Served(PROGRAM, port=port)
+        self.addCleanup(second.close)
+        # All at once while the model is being loaded: served, or told when to come again.
+        for stream in [client.generate(text_request("Once", 3), wait_for_ready=True) for client in clients]:
+            try:
+                answer_of(stream)
+            except grpc.RpcError as error:
+                failure = Failure(error)
+                self.assertEqual(failure.reason, "MODEL_LOADING", failure.message)
+                self.assertGreater(failure.retry, 0)
+        second.wait_for(r"(serving model)")
+        for stream in [client.generate(text_request("Once", 3), wait_for_ready=True) for client in clients]:
+            self.assertGreater(len(answer_of(stream)[2]), 0)
+
+
 class SteeredServerTest(unittest.TestCase):
     """Errors that need a server that waits, fails or draws NaN at the right moment."""
 

@@ -8,11 +8,14 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <future>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/shutdown.h"
 #include "tests/e2e/test_server.h"
 
 namespace flashquant {
@@ -23,7 +26,8 @@ using namespace std::chrono_literals;
 
 constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 constexpr char kGenerate[] = "/flashquant.v1.InferenceService/Generate";
-constexpr uint8_t kData = 0, kHeaders = 1, kResetStream = 3, kSettings = 4, kPing = 6;
+constexpr uint8_t kData = 0, kHeaders = 1, kResetStream = 3, kSettings = 4, kPing = 6,
+                  kContinuation = 9;
 constexpr uint8_t kEndStream = 1, kEndHeaders = 4;
 
 std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload) {
@@ -209,6 +213,43 @@ TEST_F(RawClientTest, BrokenFramesEndTheConnection) {  // N8, R38
     connection.OpenHttp2();
     connection.Send(bytes);
   }
+}
+
+TEST_F(RawClientTest, ThousandsOfIdleConnectionsAreHeldAndOthersServed) {  // N10
+  ASSERT_TRUE(RaiseOpenFileLimit().ok());
+  constexpr int kNumConnections = 1500;  // both ends of each are in this process
+  std::vector<std::unique_ptr<RawConnection>> idle;
+  for (int i = 0; i < kNumConnections; ++i) {
+    idle.push_back(std::make_unique<RawConnection>(server_));
+    idle.back()->OpenHttp2();
+  }
+  EXPECT_TRUE(server_.Generate(TextRequest("beside", 5)).result.ok());
+  EXPECT_EQ(server_.LeakCheck(), "");
+  idle.clear();
+}
+
+TEST_F(RawClientTest, AHandshakeThatDoesNotEndIsCut) {  // N13
+  RawConnection half(server_);
+  half.Send(std::string(kPreface).substr(0, 10));
+  RawConnection silent(server_);
+  EXPECT_TRUE(server_.Generate(TextRequest("beside", 5)).result.ok());
+  half.UntilClosed();  // within the ten seconds of a handshake
+  silent.UntilClosed();
+}
+
+TEST_F(RawClientTest, AHeaderWithoutAnEndHoldsUpNobodyElse) {  // N14
+  RawConnection endless(server_);
+  endless.OpenHttp2();
+  // A literal whose length is never reached, in continuation frames of 16 KiB.
+  std::string begin(1, '\0');
+  begin += HpackString("x-endless");
+  begin += std::string("\x7f\xff\xff\xff\x07", 5);
+  endless.Send(Frame(kHeaders, 0, 1, begin));
+  std::future<Answer> beside = server_.GenerateAsync(TextRequest("beside", 50));
+  for (int i = 0; i < 128; ++i) {
+    if (!endless.Send(Frame(kContinuation, 0, 1, std::string(16384, 'x')))) break;
+  }
+  EXPECT_TRUE(beside.get().result.ok());
 }
 
 // The connection stays open and nothing is ever read or answered, as with a frozen process or a

@@ -50,7 +50,7 @@ TestServer::TestServer(TestServerOptions options)
     : options_(std::move(options)),
       tokenizer_(options_.text_repeat),
       runner_(options_.engine.num_blocks, options_.engine.block_tokens, model_),
-      metrics_(registry_, options_.server.model_name, options_.engine.context_length) {
+      metrics_(*registry_, options_.server.model_name, options_.engine.context_length) {
   auto server = InferenceServer::Start(options_.server, &metrics_, &clock_);
   EXPECT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
@@ -113,7 +113,7 @@ std::future<Answer> TestServer::GenerateAsync(const v1::GenerateRequest& request
 
 Exposition TestServer::Scrape() {
   const auto parsed =
-      Exposition::Parse(prometheus::TextSerializer().Serialize(registry_.Collect()));
+      Exposition::Parse(prometheus::TextSerializer().Serialize(registry_->Collect()));
   EXPECT_TRUE(parsed.ok()) << parsed.status();
   return parsed.ok() ? *parsed : Exposition();
 }

@@ -87,6 +87,8 @@ class TestServer final {
                                     const CallOptions& options = {});
 
   Exposition Scrape();
+  // What the metrics are in.
+  std::shared_ptr<prometheus::Registry> registry() { return registry_; }
   // The leak check: within two seconds nothing is open, waiting, running or holding KV blocks, and
   // every call that was received has finished. Empty when it holds, else what does not.
   std::string LeakCheck();
@@ -97,7 +99,7 @@ class TestServer final {
   const NumberTokenizer tokenizer_;
   const SteadyClock clock_;
   FakeStepRunner runner_;
-  prometheus::Registry registry_;
+  const std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
   Metrics metrics_;
   std::atomic<bool> engine_failed_{false};
   std::unique_ptr<InferenceServer> server_;
