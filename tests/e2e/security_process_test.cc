@@ -78,6 +78,30 @@ TEST_F(SecureServerTest, CommandsReachAServerWithTlsAndTokens) {
   EXPECT_THAT(plain.err(), HasSubstr("--tls-ca"));
 }
 
+TEST_F(SecureServerTest, ClientsTakeTlsAndTokenFromVariablesToo) {
+  WriteCertificates();
+  const std::string tokens = WriteTestFile("tokens", *TokenLine("a", "the-token", ""));
+  const std::string token = WriteTestFile("token", "the-token\n");
+  ASSERT_EQ(setenv("FLASHQUANT_CLIENT_TLS_CA", ca_file_.c_str(), 1), 0);
+  ASSERT_EQ(setenv("FLASHQUANT_CLIENT_TOKEN_FILE", token.c_str(), 1), 0);
+  ServeProcess serve(
+      {"--model", kDemoModel, "--tls-cert", cert_, "--tls-key", key_, "--token-file", tokens});
+  ASSERT_TRUE(serve.WaitUntilServing(Client())) << serve.err();
+  EXPECT_THAT(serve.err(), Not(HasSubstr("FLASHQUANT_CLIENT")));  // no warning about them
+  const std::vector<std::string> generate = {
+      "generate", "--target", serve.target(), "--prompt", "Once", "--max-tokens", "2"};
+  Process good(generate);
+  EXPECT_EQ(good.Wait(), 0) << good.err();
+  // A flag comes before its variable.
+  std::vector<std::string> other = generate;
+  other.insert(other.end(), {"--token-file", WriteTestFile("other", "another-token\n")});
+  Process bad(other);
+  EXPECT_NE(bad.Wait(), 0);
+  EXPECT_THAT(bad.err(), HasSubstr("CREDENTIALS_INVALID"));
+  unsetenv("FLASHQUANT_CLIENT_TLS_CA");
+  unsetenv("FLASHQUANT_CLIENT_TOKEN_FILE");
+}
+
 // What an image's health check does: the options of the server in place of flags.
 TEST_F(SecureServerTest, LocalHealthCheckFollowsTheServersPortAndTls) {
   WriteCertificates();
