@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/base/clock.h"
@@ -47,9 +48,18 @@ class CountingSink final : public spdlog::sinks::base_sink<spdlog::details::null
   Metrics* const metrics_;
 };
 
+constexpr std::string_view kHandshakeFailed = "Security handshake failed";
+
+// Set once, never freed: gRPC may log until the process ends.
+std::atomic<const std::function<void()>*> on_handshake_failure{nullptr};
+
 // What gRPC complains about, mostly broken peers: at most one line a minute, so that nobody can
 // flood the log. The rest is there at level debug.
 void LogGrpc(gpr_log_func_args* args) {
+  const std::function<void()>* on_failure = on_handshake_failure.load();
+  if (on_failure != nullptr && std::string_view(args->message).starts_with(kHandshakeFailed)) {
+    (*on_failure)();
+  }
   static std::atomic<TimePoint::rep> next{0};
   const TimePoint::rep now = std::chrono::steady_clock::now().time_since_epoch().count();
   TimePoint::rep due = next.load();
@@ -70,6 +80,11 @@ void InitLogging(std::string_view level, Metrics* metrics) {
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
   gpr_set_log_function(LogGrpc);
+}
+
+void WatchHandshakes(std::function<void()> on_failure) {
+  on_handshake_failure.store(new std::function<void()>(std::move(on_failure)));
+  gpr_set_log_verbosity(GPR_LOG_SEVERITY_DEBUG);
 }
 
 }  // namespace flashquant

@@ -23,6 +23,7 @@
 #include "engine/metrics.h"
 #include "engine/model/served_model.h"
 #include "kernels/base/status_macros.h"
+#include "prometheus/counter.h"
 #include "prometheus/registry.h"
 #include "server/commands.h"
 #include "server/inference_server.h"
@@ -135,6 +136,13 @@ class ServeProcess {
     metrics_.SetModelReady(false);
     FQ_ASSIGN_OR_RETURN(security_, ServerSecurity::Load(PathsOf(config_)));
     for (const std::string& warning : security_->warnings()) spdlog::warn("{}", warning);
+    prometheus::Counter& failures = prometheus::BuildCounter()
+                                        .Name("flashquant_tls_handshake_failures_total")
+                                        .Help("TLS handshakes that failed")
+                                        .Register(*registry_)
+                                        .Add({});
+    // The registry is kept for as long as gRPC may log: to the end of the process.
+    if (security_->tls()) WatchHandshakes([&failures, kept = registry_] { failures.Increment(); });
     if (config_.metrics_address != "off") {
       FQ_ASSIGN_OR_RETURN(endpoint_, MetricsEndpoint::Start(config_.metrics_address, registry_));
       spdlog::info("metrics on port {}", endpoint_->port());

@@ -17,7 +17,7 @@ ONLY_WITH_GPU = {"device_utilization_ratio", "device_temperature_celsius", "devi
                  "device_memory_bytes", "device_errors_total"}
 # Families that describe the process or the device and so have no label model.
 WITHOUT_MODEL = ONLY_WITH_GPU | {"auth_failures_total", "build_info", "grpc_callback_delay_seconds",
-                                 "log_messages_total"}
+                                 "log_messages_total", "tls_handshake_failures_total"}
 
 TOKEN = re.compile(
     r"""\s+|\#[^\n]*|(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<number>\.?[0-9][0-9a-zA-Z.]*)"""

@@ -103,6 +103,27 @@ done
 answers
 ((before + 5 >= $(wc -l < "${work}/serve.log"))) || fail "clients fill the log: $(tail -3 "${work}/serve.log")"
 
+# N21: handshakes that fail are counted, and the service goes on.
+if command -v openssl > /dev/null && command -v curl > /dev/null; then
+  stop
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost -addext \
+    subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout "${work}/key.pem" -out "${work}/cert.pem" 2> "${work}/openssl.log"
+  chmod 600 "${work}/key.pem"
+  start "${program}" serve --model "${model}" --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 --threads 1 \
+    --tls-cert "${work}/cert.pem" --tls-key "${work}/key.pem"
+  metrics="http://127.0.0.1:$(sed -n 's/.*metrics on port \([0-9]*\).*/\1/p' "${work}/serve.log")/metrics"
+  failures() { curl -s "${metrics}" | sed -n 's/^flashquant_tls_handshake_failures_total \([0-9]*\)$/\1/p'; }
+  [[ "$(failures)" == 0 ]] || fail "handshakes failed before any did: $(failures)"
+  "${program}" health --target "127.0.0.1:${port}" --tls-ca "${work}/cert.pem" > /dev/null || fail "no TLS"
+  [[ "$(failures)" == 0 ]] || fail "a good handshake counts as failed"
+  (exec 3<> "/dev/tcp/127.0.0.1/${port}"; printf 'GET / HTTP/1.1\r\n\r\n' >&3; timeout 10 cat <&3 > /dev/null) || true
+  openssl s_client -connect "127.0.0.1:${port}" -tls1_1 < /dev/null > /dev/null 2>&1 || true
+  for _ in $(seq 100); do (($(failures) >= 2)) && break; sleep 0.1; done
+  (($(failures) >= 2)) || fail "failed handshakes are not counted: $(failures)"
+  "${program}" health --target "127.0.0.1:${port}" --tls-ca "${work}/cert.pem" > /dev/null || fail "no TLS afterwards"
+  stop
+fi
+
 # L9: a crash ends it by the signal, with one line that names it, and leaves no core file.
 for signal in SEGV ABRT; do
   [[ -n "${pid}" ]] || start "${program}" serve --model "${model}" "${flags[@]}"
