@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The program in bad surroundings: few descriptors, no threads, a full disk for its log, a bare environment, crashes,
-# floods, a tokenizer that does not fit the weights. Ids are rows of the reliability matrix. conditions_test.sh PROGRAM
+# floods, a wall clock that jumps, a tokenizer that does not fit the weights. Ids are rows of the reliability matrix. conditions_test.sh PROGRAM [CLOCK_JUMP_LIBRARY]
 set -euo pipefail
 program="$1"
 work="$(mktemp -d)"
@@ -102,6 +102,21 @@ for i in $(seq 150); do
 done
 answers
 ((before + 5 >= $(wc -l < "${work}/serve.log"))) || fail "clients fill the log: $(tail -3 "${work}/serve.log")"
+
+# C13: the wall clock jumps by a day twice a second: no deadline passes, no duration is negative or a day long.
+if [[ -n "${2:-}" ]]; then
+  stop
+  start env LD_PRELOAD="$2" "${program}" serve --model "${model}" --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 --threads 1
+  "${program}" loadtest --target "127.0.0.1:${port}" --rate 4 --duration 4 --input-tokens 4 --output-tokens 4 \
+    > "${work}/load.log" 2>&1 || fail "no load"
+  grep -q ' 0 failed in' "${work}/load.log" || fail "calls failed: $(cat "${work}/load.log")"
+  metrics="$(sed -n 's/.*metrics on port \([0-9]*\).*/\1/p' "${work}/serve.log")"
+  exec 3<> "/dev/tcp/127.0.0.1/${metrics}"
+  printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
+  awk '/_seconds_sum/ && ($NF < 0 || $NF > 3600) { print; bad = 1 } /_seconds_count/ { ++seen } END { exit bad || !seen }' <&3 ||
+    fail "durations that cannot be"
+  exec 3>&-
+fi
 
 # N21: handshakes that fail are counted, and the service goes on.
 if command -v openssl > /dev/null && command -v curl > /dev/null; then
