@@ -17,6 +17,9 @@ struct EngineConfig {
   int32_t num_blocks = 0;      // KV blocks, the null block included; 0 = from memory
   int32_t row_multiple = 1;    // decode batches are padded to this; the backend's by default
   bool run_ahead = false;      // launch a step before the last one is collected
+  // Every greedy answer is that of its solo run, bit for bit: steps of one shape, no prefix cache,
+  // no preemption (SchedulerConfig::uniform_steps).
+  bool deterministic = false;
   bool prefix_cache = true;    // keep what prompts have in common
   // Ageing: a step of priority is worth this much of waiting.
   int32_t priority_ageing_ms = 2000;

@@ -18,7 +18,8 @@ SchedulerConfig ToSchedulerConfig(const EngineConfig& config) {
   result.block_tokens = config.block_tokens;
   result.num_blocks = config.num_blocks;
   result.row_multiple = config.row_multiple;
-  result.prefix_cache = config.prefix_cache;
+  result.prefix_cache = config.prefix_cache && !config.deterministic;
+  result.uniform_steps = config.deterministic;
   result.priority_ageing = std::chrono::milliseconds(config.priority_ageing_ms);
   return result;
 }
@@ -188,6 +189,9 @@ absl::Status EngineLoop::CollectAndCommit() {
   metrics_->AddStageTime(step.phase, StepStage::kUpload, parts.upload);
   metrics_->AddStageTime(step.phase, StepStage::kSample, parts.sample);
   metrics_->AddStageTime(step.phase, StepStage::kDownload, parts.download);
+  metrics_->AddDeviceTime(step.phase, DeviceStage::kLayers, parts.device_layers);
+  metrics_->AddDeviceTime(step.phase, DeviceStage::kHead, parts.device_head);
+  metrics_->AddDeviceTime(step.phase, DeviceStage::kSampling, parts.device_sampling);
   metrics_->AddStageTime(
       step.phase, StepStage::kForward,
       step.launch_time + (now - collect_begin) - parts.upload - parts.sample - parts.download);

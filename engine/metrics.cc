@@ -130,6 +130,10 @@ void Metrics::StepFinished(StepPhase phase, int64_t real_rows, int64_t launched_
   Set(last_step_, UnixSeconds());
 }
 
+void Metrics::AddDeviceTime(StepPhase phase, DeviceStage stage, Duration duration) {
+  Add(device_seconds_[Index(phase)][Index(stage)], ToSeconds(duration));
+}
+
 void Metrics::AddStageTime(StepPhase phase, StepStage stage, Duration duration) {
   Add(stage_seconds_[Index(phase)][Index(stage)], ToSeconds(duration));
 }

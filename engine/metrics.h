@@ -58,6 +58,8 @@ enum class InputTokens { kComputed, kCached, kRecomputed };
 enum class PreemptionCause { kKvPressure, kPriority };
 enum class DiscardReason { kCancelled, kPastStop, kDeadline };
 enum class StepStage { kSchedule, kUpload, kForward, kSample, kDownload, kDeliver };
+// What the device of a pass does, by its own clock.
+enum class DeviceStage { kLayers, kHead, kSampling };
 enum class StreamAbort { kClientCancel, kDisconnect, kDeadline, kSlowReader, kDrain };
 enum class AuthFailure { kMissing, kMalformed, kUnknown, kExpired };
 // The last is the whole: from the folder's opening to the end of the warm-up.
@@ -106,6 +108,7 @@ class Metrics final {
   // One pass that has been collected.
   void StepFinished(StepPhase phase, int64_t real_rows, int64_t launched_rows, Duration duration);
   void AddStageTime(StepPhase phase, StepStage stage, Duration duration);
+  void AddDeviceTime(StepPhase phase, DeviceStage stage, Duration duration);
   void SetRowMultiple(int64_t row_multiple);
   void AddNonFiniteRows(int64_t count);
 
@@ -190,6 +193,7 @@ class Metrics final {
   std::array<prometheus::Histogram*, kNumPhases> step_duration_{};
   std::array<prometheus::Histogram*, kNumPhases> step_rows_{};
   std::array<Counters<kNumStages>, kNumPhases> stage_seconds_{};
+  std::array<Counters<3>, kNumPhases> device_seconds_{};
   Counters<kNumPhases> rows_real_{};
   Counters<kNumPhases> rows_padding_{};
   Gauges<kNumPhases> row_multiple_{};

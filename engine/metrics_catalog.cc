@@ -214,9 +214,15 @@ void Metrics::BuildScheduler(const Builder& builder) {
     row_multiple_[phase] =
         builder.Gauge("engine_row_multiple", "Rows are rounded up to this", label);
     for (size_t stage = 0; stage < kNumStages; ++stage) {
-      stage_seconds_[phase][stage] =
-          builder.Counter("engine_step_stage_seconds_total", "Where the host's time of the passes goes",
-                          {{"phase", kPhaseNames[phase]}, {"stage", kStageNames[stage]}});
+      stage_seconds_[phase][stage] = builder.Counter(
+          "engine_step_stage_seconds_total", "Where the host's time of the passes goes",
+          {{"phase", kPhaseNames[phase]}, {"stage", kStageNames[stage]}});
+    }
+    constexpr std::array<const char*, 3> kDeviceStages = {"layers", "head", "sampling"};
+    for (size_t stage = 0; stage < kDeviceStages.size(); ++stage) {
+      device_seconds_[phase][stage] = builder.Counter(
+          "engine_device_seconds_total", "What the passes take by the device's own clock",
+          {{"phase", kPhaseNames[phase]}, {"stage", kDeviceStages[stage]}});
     }
     const char* const rows_help = "Rows launched; padding over the sum is the waste";
     rows_real_[phase] = builder.Counter("engine_rows_total", rows_help,

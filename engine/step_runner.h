@@ -14,6 +14,10 @@ struct StepTimes {
   Duration upload{};    // the step's arrays made and brought to the backend
   Duration sample{};    // logits to token ids
   Duration download{};  // results back to the host
+  // By the clock of what the model runs on.
+  Duration device_layers{};
+  Duration device_head{};
+  Duration device_sampling{};
 };
 
 // Engine thread only. At most two launched steps are uncollected at any time.

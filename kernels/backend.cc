@@ -90,6 +90,20 @@ absl::Status Backend::FinishReadBack(int32_t slot, void* host) {
   return absl::OkStatus();
 }
 
+absl::Status Backend::RecordMark(int32_t slot, int32_t mark) {
+  FQ_CHECK(slot >= 0 && slot < kNumReadBackSlots && mark >= 0 && mark < kNumMarks);
+  FQ_RETURN_IF_ERROR(Synchronize());
+  marks_[static_cast<size_t>(slot)][static_cast<size_t>(mark)] = std::chrono::steady_clock::now();
+  return absl::OkStatus();
+}
+
+double Backend::SecondsBetweenMarks(int32_t slot, int32_t first, int32_t last) const {
+  const Moments& marks = marks_[static_cast<size_t>(slot)];
+  return std::chrono::duration<double>(marks[static_cast<size_t>(last)] -
+                                       marks[static_cast<size_t>(first)])
+      .count();
+}
+
 absl::Status Backend::RopeAndAttention(const RopeAndKvWriteParams& rope,
                                        const PagedAttentionParams& attention) {
   FQ_RETURN_IF_ERROR(RopeAndKvWrite(rope));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -94,10 +95,19 @@ struct BackendInfo {
   int32_t row_multiple = 1;       // decode batches run best padded to this many rows
   int64_t free_memory_bytes = 0;  // what a KV pool may be cut from
   bool records_ops = false;       // whether RunRecorded makes ops cheaper to queue
+  // Whether the last bits of a row do not depend on how many rows an op has.
+  bool exact_rows = true;
+  // Of a device with memory of its own; else 0 and empty.
+  int64_t total_memory_bytes = 0;
+  // What its free memory has lost since the backend was opened, to whomever.
+  int64_t taken_memory_bytes = 0;
+  std::string pci_bus_id;  // "0000:0d:00.0"
 };
 
 // Read-backs that may be under way at once: one of each of two steps in flight.
 inline constexpr int32_t kNumReadBackSlots = 2;
+// Moments of a step that RecordMark keeps.
+inline constexpr int32_t kNumMarks = 4;
 
 class Backend {
  public:
@@ -118,6 +128,11 @@ class Backend {
   // `slot`: 0 to kNumReadBackSlots - 1, free again after FinishReadBack.
   virtual absl::Status QueueReadBack(int32_t slot, const void* device, int64_t num_bytes);
   virtual absl::Status FinishReadBack(int32_t slot, void* host);
+  // Notes when everything queued so far has run, by the device's clock. `slot`: of the read-back
+  // that will be queued behind it; `mark`: 0 to kNumMarks - 1. Not while ops are recorded.
+  virtual absl::Status RecordMark(int32_t slot, int32_t mark);
+  // Seconds from `first` to `last`, marks of a slot whose read-back has been finished.
+  virtual double SecondsBetweenMarks(int32_t slot, int32_t first, int32_t last) const;
   // Waits for everything queued. An error here is final for the device.
   virtual absl::Status Synchronize() = 0;
 
@@ -160,7 +175,10 @@ class Backend {
   virtual void Free(void* data, int64_t num_bytes) = 0;
 
  private:
-  std::array<std::vector<uint8_t>, kNumReadBackSlots> read_backs_;  // of the default versions
+  // Of the default versions.
+  using Moments = std::array<std::chrono::steady_clock::time_point, kNumMarks>;
+  std::array<std::vector<uint8_t>, kNumReadBackSlots> read_backs_;
+  std::array<Moments, kNumReadBackSlots> marks_{};
 };
 
 // What every backend asks of the parts of one linear layer: at least one, equal K, sizes from 1 to

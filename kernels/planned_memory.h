@@ -22,7 +22,8 @@ struct PlannedPart {
 // counted as stored, null slots included.
 int64_t PlannedWeightBytes(std::span<const PlannedPart> parts);
 
-// What the backend holds besides weights and the caller's buffers: cuBLAS' workspace, partial sums,
+// What the backend holds besides weights and the caller's buffers: what the driver takes for its
+// kernels (the CUDA context apart), cuBLAS' workspace, partial sums,
 // the BF16 copy that the largest INT4 layer, or as much of it as is unpacked at once, takes for
 // prefill (`largest_int4_weights`: its N * K, the head's apart), and the products of an INT4 head
 // (`int4_head_columns`; 0: not INT4).

@@ -63,14 +63,24 @@ const std::vector<ConfigOption>& ConfigOptions() {
       {"engine.kv_blocks", "--kv-blocks", "KV blocks; 0 = from --kv-cache-bytes", &C::kv_blocks, 0,
        1 << 24},
       {"engine.kv_cache_bytes", "--kv-cache-bytes",
-       "size of the KV pool; 0 = what --max-sequences contexts need, at most a quarter of the free "
-       "memory",
+       "size of the KV pool; 0 = what --max-sequences contexts need, at most what is left (CPU: a "
+       "quarter of the free memory)",
        &C::kv_cache_bytes, 0, 1e15},
+      {"engine.gpu_memory_fraction", "--gpu-memory-fraction",
+       "of the GPU's memory, what this server takes at most", &C::gpu_memory_fraction, 0.01, 1},
+      {"engine.gpu_reserve_bytes", "--gpu-reserve-bytes",
+       "of the GPU's free memory, what stays free for the desktop and others",
+       &C::gpu_reserve_bytes, 0, 1e15},
       {"engine.row_multiple", "--row-multiple",
        "rows of a decode step are padded to a multiple of it; 0 = the backend's", &C::row_multiple,
        0, 256},
       {"engine.run_ahead", "--run-ahead", "launch a step before the last one is collected",
        &C::run_ahead},
+      {"engine.deterministic", "--deterministic",
+       "a greedy answer is bit for bit that of its solo run, on a GPU too: decode steps of one "
+       "size, "
+       "prompts one by one, no prefix cache, no preemption",
+       &C::deterministic},
       {"engine.prefix_cache",
        "--prefix-cache",
        "keep the KV blocks of prompts and answers for prompts that begin alike",

@@ -88,6 +88,11 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(
   return endpoint;
 }
 
+void MetricsEndpoint::Add(std::shared_ptr<prometheus::Collectable> collectable) {
+  exposer_->RegisterCollectable(collectable);
+  added_.push_back(std::move(collectable));
+}
+
 int MetricsEndpoint::port() const { return port_; }
 
 }  // namespace flashquant

@@ -4,10 +4,12 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace prometheus {
+class Collectable;
 class Exposer;
 class Registry;
 }  // namespace prometheus
@@ -24,6 +26,9 @@ class MetricsEndpoint final {
   // Takes milliseconds; up to two seconds when `address` is a host name.
   ~MetricsEndpoint();
 
+  // More to be scraped, from now on.
+  void Add(std::shared_ptr<prometheus::Collectable> collectable);
+
   int port() const;
 
  private:
@@ -34,6 +39,7 @@ class MetricsEndpoint final {
   const std::string address_;
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<ProcessCollector> process_;
+  std::vector<std::shared_ptr<prometheus::Collectable>> added_;
   std::unique_ptr<prometheus::Exposer> exposer_;
   int port_ = 0;
 };

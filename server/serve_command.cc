@@ -74,6 +74,8 @@ ServedModelOptions ModelOptions(const ServerConfig& config) {
   options.backend.row_multiple = config.row_multiple;
   options.engine = ToEngineConfig(config);
   options.kv_cache_bytes = config.kv_cache_bytes;
+  options.gpu_memory_fraction = config.gpu_memory_fraction;
+  options.gpu_reserve_bytes = config.gpu_reserve_bytes;
   return options;
 }
 
@@ -250,6 +252,8 @@ class ServeProcess {
                  serving->info.model(), backend.name, backend.device, serving->info.quantization(),
                  model_->engine.context_length, model_->engine.num_blocks,
                  model_->engine.block_tokens);
+    LogGpuMemory(*model_);
+    if (endpoint_ != nullptr) WatchGpu(*model_, endpoint_.get());
     server_->SetServing(std::move(serving));
     return absl::OkStatus();
   }

@@ -260,6 +260,7 @@ EngineConfig ToEngineConfig(const ServerConfig& config) {
   engine.num_blocks = config.kv_blocks;
   engine.row_multiple = config.row_multiple;
   engine.run_ahead = config.run_ahead;
+  engine.deterministic = config.deterministic;
   engine.prefix_cache = config.prefix_cache == "on";
   engine.priority_ageing_ms = static_cast<int32_t>(config.priority_ageing_seconds * 1000);
   engine.fill_wait_ms = config.fill_wait_ms;

@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <random>
 #include <system_error>
 
+#include "engine/device_collector.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gpu_monitor.h"
+#include "spdlog/spdlog.h"
 
 namespace flashquant {
 namespace {
@@ -152,6 +156,34 @@ void DescribeModel(const ServedModel& model, const std::string& revision, Metric
   metrics->SetKvBytes(model.kv_cache_bytes);
   metrics->SetModelContextLimit(model.engine.context_length);
   metrics->SetModelReady(true);
+}
+
+void LogGpuMemory(const ServedModel& model) {
+  if (model.plan.without_pool() == 0) return;
+  const auto mib = [](int64_t num_bytes) { return static_cast<double>(num_bytes) * 0x1p-20; };
+  const double planned = mib(model.plan.without_pool());
+  const double taken = mib(model.taken_gpu_bytes - model.kv_cache_bytes);
+  spdlog::info(
+      "GPU memory: planned {:.0f} MiB (weights {:.0f}, buffers {:.0f}) and a KV pool of {:.0f}; "
+      "taken {:.0f} MiB besides the pool, {:+.1f}%; self-check of the layers {:.2f} s",
+      planned, mib(model.plan.weights()), planned - mib(model.plan.weights()),
+      mib(model.kv_cache_bytes), taken, 100 * (taken - planned) / planned,
+      model.self_check_seconds);
+}
+
+void WatchGpu(const ServedModel& model, MetricsEndpoint* endpoint) {
+  const std::string bus_id = model.backend->info().pci_bus_id;
+  if (bus_id.empty()) return;
+  auto monitor = GpuMonitor::Open(bus_id);
+  if (!monitor.ok()) {
+    spdlog::warn("no metrics of the GPU: {}", std::string(monitor.status().message()));
+    return;
+  }
+  const int64_t besides_pool = model.taken_gpu_bytes - model.kv_cache_bytes;
+  endpoint->Add(std::make_shared<DeviceCollector>(
+      *std::move(monitor), DeviceMemory{.weights = model.plan.weights(),
+                                        .kv = model.kv_cache_bytes,
+                                        .workspace = besides_pool - model.plan.weights()}));
 }
 
 }  // namespace flashquant

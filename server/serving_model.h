@@ -9,6 +9,7 @@
 #include "engine/metrics.h"
 #include "engine/model/served_model.h"
 #include "server/call_submitter.h"
+#include "server/metrics_endpoint.h"
 #include "server/server_config.h"
 
 namespace flashquant {
@@ -27,5 +28,12 @@ absl::StatusOr<std::unique_ptr<const ServingModel>> MakeServingModel(const Serve
 
 // Sets the metrics that describe the model.
 void DescribeModel(const ServedModel& model, const std::string& revision, Metrics* metrics);
+
+// Logs what the memory plan foretold beside what the card gave; the CUDA context is in neither.
+// Nothing on the CPU.
+void LogGpuMemory(const ServedModel& model);
+
+// Adds the GPU's own metrics; says in a line when its management library is not there.
+void WatchGpu(const ServedModel& model, MetricsEndpoint* endpoint);
 
 }  // namespace flashquant

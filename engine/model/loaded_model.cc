@@ -68,7 +68,7 @@ absl::StatusOr<LoadedModel> LoadModel(const std::string& path, int32_t context_l
 
 absl::StatusOr<LoadedModel> LoadModel(const Checkpoint& checkpoint, int32_t context_length,
                                       const BackendOptions& backend_options,
-                                      const LoadProgress& progress) {
+                                      const LoadProgress& progress, const LoadCheck& check) {
   LoadedModel loaded;
   loaded.path = checkpoint.path;
   FQ_ASSIGN_OR_RETURN(loaded.config, ParseModelConfig(checkpoint));
@@ -84,7 +84,10 @@ absl::StatusOr<LoadedModel> LoadModel(const Checkpoint& checkpoint, int32_t cont
     FQ_ASSIGN_OR_RETURN(options.kernel_plans, ReadModelKernelPlans(loaded.path));
   }
   FQ_ASSIGN_OR_RETURN(loaded.backend, CreateBackend(options));
-  FQ_RETURN_IF_ERROR(CheckMemory(checkpoint, loaded));
+  // A memory plan is the better rule, where there is one.
+  const bool is_planned = check && loaded.backend->info().total_memory_bytes > 0;
+  if (!is_planned) FQ_RETURN_IF_ERROR(CheckMemory(checkpoint, loaded));
+  if (check) FQ_RETURN_IF_ERROR(check(loaded));
   const std::vector<float> rope_table = MakeRopeTable(loaded.config, loaded.context_length);
   FQ_ASSIGN_OR_RETURN(loaded.model, DecoderModel::Load(checkpoint, loaded.config, rope_table,
                                                        loaded.backend.get(), progress));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,15 +35,20 @@ struct LoadedModel {
   WeightBytes weight_bytes;  // of the checkpoint
 };
 
+// Decides whether what is known before anything is read, that is all but `model`, may be loaded.
+using LoadCheck = std::function<absl::Status(const LoadedModel& loaded)>;
+
 // context_length 0 = the model's own. Errors of OpenCheckpoint, ParseModelConfig, LoadTokenizer and
 // of the backend; DATA_LOSS when the tokenizer does not fit the vocabulary, FAILED_PRECONDITION for
 // a context longer than the model's, UNAVAILABLE when the weights do not fit the free memory.
 absl::StatusOr<LoadedModel> LoadModel(const std::string& path, int32_t context_length,
                                       const BackendOptions& backend_options,
                                       const LoadProgress& progress);
-// The same for an open checkpoint, whose path is where the tokenizer is looked for.
+// The same for an open checkpoint, whose path is where the tokenizer is looked for. `check`:
+// asked besides; of a device with memory of its own, instead of the rule that the weights fit it.
 absl::StatusOr<LoadedModel> LoadModel(const Checkpoint& checkpoint, int32_t context_length,
                                       const BackendOptions& backend_options,
-                                      const LoadProgress& progress);
+                                      const LoadProgress& progress,
+                                      const LoadCheck& check = nullptr);
 
 }  // namespace flashquant

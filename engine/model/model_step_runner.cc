@@ -1,7 +1,9 @@
 #include "engine/model/model_step_runner.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -81,13 +83,12 @@ absl::Status ModelStepRunner::Launch(const StepPlan& plan) {
     FQ_RETURN_IF_ERROR(batch_->LoadDecode(plan));
     FQ_RETURN_IF_ERROR(sampling_->Load(plan, plan.num_rows));
     times_.upload = clock_.Now() - begin;
-    FQ_RETURN_IF_ERROR(backend_->RunRecorded(this, plan.num_rows,
-                                             [&] { return QueueOps(nullptr, plan.num_rows); }));
+    FQ_RETURN_IF_ERROR(QueueOps(plan.num_rows, nullptr, plan.num_rows));
   } else {
     FQ_RETURN_IF_ERROR(batch_->Load(plan));
     FQ_RETURN_IF_ERROR(sampling_->Load(plan, 0));
     times_.upload = clock_.Now() - begin;
-    FQ_RETURN_IF_ERROR(QueueOps(batch_->logit_rows(), batch_->num_logit_rows()));
+    FQ_RETURN_IF_ERROR(QueueOps(0, batch_->logit_rows(), batch_->num_logit_rows()));
   }
   // Collect waits for this copy alone, not for a step launched meanwhile; also when no sequence
   // samples, so that a step that only fills the cache has run when it is collected.
@@ -106,11 +107,25 @@ absl::Status ModelStepRunner::Launch(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-absl::Status ModelStepRunner::QueueOps(const int32_t* logit_rows, int32_t num_samples) {
-  auto* const token_ids = samples_.As<int32_t>();
-  FQ_RETURN_IF_ERROR(model_->Forward(*batch_, token_ids, *cache_, activations_.get()));
-  FQ_RETURN_IF_ERROR(model_->ComputeLogits(logit_rows, num_samples, activations_.get()));
+absl::Status ModelStepRunner::QueueOps(int32_t key, const int32_t* logit_rows,
+                                       int32_t num_samples) {
+  const int32_t slot = ReadBackSlot(num_launched_);
+  const std::array<std::function<absl::Status()>, 3> parts = {
+      [&] { return model_->Forward(*batch_, samples_.As<int32_t>(), *cache_, activations_.get()); },
+      [&] { return model_->ComputeLogits(logit_rows, num_samples, activations_.get()); },
+      [&] { return QueueSampling(num_samples); }};
+  FQ_RETURN_IF_ERROR(backend_->RecordMark(slot, 0));
+  for (int32_t part = 0; part < 3; ++part) {
+    const auto& queue = parts[static_cast<size_t>(part)];
+    FQ_RETURN_IF_ERROR(key == 0 ? queue() : backend_->RunRecorded(this, 3 * key + part, queue));
+    FQ_RETURN_IF_ERROR(backend_->RecordMark(slot, part + 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelStepRunner::QueueSampling(int32_t num_samples) {
   if (num_samples == 0) return absl::OkStatus();
+  auto* const token_ids = samples_.As<int32_t>();
   const TimePoint begin = clock_.Now();
   const absl::Status sampled = backend_->SampleTokens(
       {.num_rows = num_samples,
@@ -140,6 +155,12 @@ absl::StatusOr<StepResult> ModelStepRunner::Collect() {
   std::vector<uint8_t> samples(static_cast<size_t>(samples_.num_bytes()));
   FQ_RETURN_IF_ERROR(backend_->FinishReadBack(slot, samples.data()));
   if (!options_.record_decode) last_times_.download = clock_.Now() - begin;
+  const auto on_device = [&](int32_t mark) {
+    return DurationFromSeconds(backend_->SecondsBetweenMarks(slot, mark, mark + 1));
+  };
+  last_times_.device_layers = on_device(0);
+  last_times_.device_head = on_device(1);
+  last_times_.device_sampling = on_device(2);
   StepResult result;
   for (size_t row = 0; row < rows.size(); ++row) {
     SampledToken token = {.id = rows[row].id};

@@ -58,8 +58,10 @@ class ModelStepRunner final : public StepRunner {
   bool IsRecordable(const StepPlan& plan) const;
   int64_t logprobs_offset() const;  // in samples_
   static OutputLogprobs LogprobsOf(const uint8_t* row, int32_t top_logprobs);
-  // Everything from the embedding to the sampled ids; `logit_rows` null: all rows in order.
-  absl::Status QueueOps(const int32_t* logit_rows, int32_t num_samples);
+  // Everything from the embedding to the sampled ids, between marks; `logit_rows` null: all rows in
+  // order. key 0: not recorded.
+  absl::Status QueueOps(int32_t key, const int32_t* logit_rows, int32_t num_samples);
+  absl::Status QueueSampling(int32_t num_samples);
 
   const DecoderModel* const model_;
   Backend* const backend_;

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "engine/base/clock.h"
+#include "engine/model/kv_pool.h"
+#include "engine/model/self_check.h"
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/format/paged_kv.h"
@@ -16,30 +18,48 @@ namespace {
 
 // Blocks for max_sequences full contexts, unless that is more than `kv_cache_bytes` or, when that
 // is 0, than a quarter of the free memory: the rest is for weights, activations and everybody else.
-absl::Status ResolveKvPool(const ServedModelOptions& options, ServedModel* served) {
-  EngineConfig& engine = served->engine;
-  const BackendInfo info = served->backend->info();
-  const PagedKvGeometry geometry = {.num_layers = served->config.num_layers,
-                                    .block_tokens = engine.block_tokens,
-                                    .num_kv_heads = served->config.num_kv_heads,
-                                    .head_dim = served->config.head_dim};
+absl::Status ResolveHostPool(const ServedModelOptions& options, const LoadedModel& loaded,
+                             EngineConfig* engine) {
+  const BackendInfo info = loaded.backend->info();
+  const PagedKvGeometry geometry = {.num_layers = loaded.config.num_layers,
+                                    .block_tokens = engine->block_tokens,
+                                    .num_kv_heads = loaded.config.num_kv_heads,
+                                    .head_dim = loaded.config.head_dim};
   const int64_t block_bytes = KvCache::BlockBytes(geometry, info.kv_dtype);
-  const int64_t blocks_per_context = CeilDiv(engine.context_length, engine.block_tokens);
-  if (engine.num_blocks == 0) {
-    const int64_t wanted = blocks_per_context * engine.max_sequences + 1;
+  const int64_t blocks_per_context = CeilDiv(loaded.context_length, engine->block_tokens);
+  if (engine->num_blocks == 0) {
+    const int64_t wanted = blocks_per_context * engine->max_sequences + 1;
     const int64_t pool_bytes =
         options.kv_cache_bytes > 0 ? options.kv_cache_bytes : info.free_memory_bytes / 4;
-    engine.num_blocks =
+    engine->num_blocks =
         static_cast<int32_t>(std::min({wanted, pool_bytes / block_bytes, int64_t{1} << 30}));
   }
-  if (engine.num_blocks - 1 < blocks_per_context) {
+  if (engine->num_blocks - 1 < blocks_per_context) {
     return UnavailableError(
         "KV pool: {} blocks, one request needs {}; raise --kv-cache-bytes or lower "
         "--context-length (limit {} MiB, one context needs {} MiB)",
-        std::max(engine.num_blocks - 1, 0), blocks_per_context,
-        (engine.num_blocks * block_bytes) >> 20, ((blocks_per_context + 1) * block_bytes) >> 20);
+        std::max(engine->num_blocks - 1, 0), blocks_per_context,
+        (engine->num_blocks * block_bytes) >> 20, ((blocks_per_context + 1) * block_bytes) >> 20);
   }
-  served->kv_cache_bytes = engine.num_blocks * block_bytes;
+  return absl::OkStatus();
+}
+
+// Before the first allocation, from the headers alone.
+absl::Status ResolveGpuPool(const ServedModelOptions& options, const Checkpoint& checkpoint,
+                            const BackendInfo& info, EngineConfig* engine, MemoryPlan* plan) {
+  FQ_ASSIGN_OR_RETURN(*plan, MakeMemoryPlan(checkpoint, {.max_sequences = engine->max_sequences,
+                                                         .context_length = engine->context_length,
+                                                         .token_budget = engine->token_budget,
+                                                         .block_tokens = engine->block_tokens}));
+  const MemoryBudget budget = {.total = info.total_memory_bytes,
+                               .free = info.free_memory_bytes,
+                               .fraction = options.gpu_memory_fraction,
+                               .reserve = options.gpu_reserve_bytes};
+  FQ_ASSIGN_OR_RETURN(engine->num_blocks, ChooseKvBlocks(*plan, budget,
+                                                         {.num_blocks = engine->num_blocks,
+                                                          .kv_cache_bytes = options.kv_cache_bytes,
+                                                          .max_sequences = engine->max_sequences,
+                                                          .block_tokens = engine->block_tokens}));
   return absl::OkStatus();
 }
 
@@ -94,31 +114,65 @@ absl::Status WarmUp(const EngineConfig& engine, bool all_sizes, StepRunner* runn
   return absl::OkStatus();
 }
 
+// Self-check, buffers, first steps.
+absl::Status Prepare(const Checkpoint& checkpoint, bool has_own_memory, ServedModel* served) {
+  const SteadyClock clock;
+  const TimePoint loaded_at = clock.Now();
+  const EngineConfig& engine = served->engine;
+  const BackendInfo info = served->backend->info();
+  if (has_own_memory) {
+    FQ_RETURN_IF_ERROR(
+        CheckLayers(checkpoint, *served->model, engine.token_budget, served->backend.get()));
+    served->self_check_seconds = ToSeconds(clock.Now() - loaded_at);
+  }
+  const PagedKvGeometry geometry = {.num_layers = served->config.num_layers,
+                                    .block_tokens = engine.block_tokens,
+                                    .num_kv_heads = served->config.num_kv_heads,
+                                    .head_dim = served->config.head_dim};
+  served->kv_cache_bytes = engine.num_blocks * KvCache::BlockBytes(geometry, info.kv_dtype);
+  const TimePoint warm_up_at = clock.Now();
+  FQ_ASSIGN_OR_RETURN(served->runner,
+                      ModelStepRunner::Create(served->model.get(), served->backend.get(),
+                                              {.token_budget = engine.token_budget,
+                                               .row_multiple = engine.row_multiple,
+                                               .max_sequences = engine.max_sequences,
+                                               .context_length = engine.context_length,
+                                               .block_tokens = engine.block_tokens,
+                                               .num_blocks = engine.num_blocks,
+                                               .eos_token_ids = served->defaults.eos_token_ids,
+                                               .record_decode = info.records_ops}));
+  FQ_RETURN_IF_ERROR(
+      Annotate(WarmUp(engine, info.records_ops, served->runner.get()), served->path));
+  served->warm_up_seconds = ToSeconds(clock.Now() - warm_up_at);
+  served->taken_gpu_bytes = served->backend->info().taken_memory_bytes;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ServedModel> LoadServedModel(const ServedModelOptions& options) {
-  FQ_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(options.path, options.engine.context_length,
-                                                    options.backend, options.progress));
-  const SteadyClock clock;
-  const TimePoint loaded_at = clock.Now();
-  ServedModel served{std::move(loaded), nullptr, options.engine, 0, 0};
-  served.engine.context_length = served.context_length;
-  served.engine.row_multiple = served.backend->info().row_multiple;
-  const bool records = served.backend->info().records_ops;
-  FQ_RETURN_IF_ERROR(ResolveKvPool(options, &served));
+  FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(options.path));
+  ServedModel served;
+  EngineConfig engine = options.engine;
+  MemoryPlan plan;
+  bool has_own_memory = false;
+  const LoadCheck resolve_pool = [&](const LoadedModel& loaded) {
+    const BackendInfo info = loaded.backend->info();
+    engine.context_length = loaded.context_length;
+    engine.row_multiple = engine.deterministic && !info.exact_rows
+                              ? RoundUp(engine.max_sequences, info.row_multiple)
+                              : info.row_multiple;
+    has_own_memory = info.total_memory_bytes > 0;
+    return has_own_memory ? ResolveGpuPool(options, checkpoint, info, &engine, &plan)
+                          : ResolveHostPool(options, loaded, &engine);
+  };
+  FQ_ASSIGN_OR_RETURN(static_cast<LoadedModel&>(served),
+                      LoadModel(checkpoint, engine.context_length, options.backend,
+                                options.progress, resolve_pool));
+  served.engine = engine;
+  served.plan = plan;
   FQ_RETURN_IF_ERROR(served.engine.Validate());
-  FQ_ASSIGN_OR_RETURN(served.runner,
-                      ModelStepRunner::Create(served.model.get(), served.backend.get(),
-                                              {.token_budget = served.engine.token_budget,
-                                               .row_multiple = served.engine.row_multiple,
-                                               .max_sequences = served.engine.max_sequences,
-                                               .context_length = served.engine.context_length,
-                                               .block_tokens = served.engine.block_tokens,
-                                               .num_blocks = served.engine.num_blocks,
-                                               .eos_token_ids = served.defaults.eos_token_ids,
-                                               .record_decode = records}));
-  FQ_RETURN_IF_ERROR(Annotate(WarmUp(served.engine, records, served.runner.get()), options.path));
-  served.warm_up_seconds = ToSeconds(clock.Now() - loaded_at);
+  FQ_RETURN_IF_ERROR(Prepare(checkpoint, has_own_memory, &served));
   return served;
 }
 

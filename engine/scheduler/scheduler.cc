@@ -44,10 +44,14 @@ const StepPlan& Scheduler::Schedule() {
   out_of_blocks_ = false;
   uncommitted_.push_back({.index = next_plan_index_, .samples = {}});
 
-  PreemptForPriority();
   Room room{.tokens = config_.token_budget, .sequences = config_.max_sequences};
-  PlanDecodes(&room);
-  PlanPrefills(&room);
+  if (config_.uniform_steps) {
+    PlanUniformStep(&room);
+  } else {
+    PreemptForPriority();
+    PlanDecodes(&room);
+    PlanPrefills(&room);
+  }
 
   if (plan_.empty()) {
     uncommitted_.pop_back();
@@ -79,6 +83,22 @@ void Scheduler::PlanDecodes(Room* room) {
     --room->tokens;
     --room->sequences;
   }
+}
+
+void Scheduler::PlanUniformStep(Room* room) {
+  const std::vector<Sequence*> runnable = RunnableSequences();
+  const auto decodes = [](const Sequence* sequence) { return sequence->num_remaining() == 1; };
+  if (last_was_chunk_ && std::ranges::any_of(runnable, decodes)) {
+    last_was_chunk_ = false;
+    return PlanDecodes(room);
+  }
+  const auto begun = std::ranges::find_if_not(runnable, decodes);
+  Sequence* sequence = begun != runnable.end() ? *begun : AdmitNext();
+  // A prompt of one token is a decode from the start.
+  while (sequence != nullptr && decodes(sequence)) sequence = AdmitNext();
+  last_was_chunk_ = sequence != nullptr;
+  if (sequence == nullptr) return PlanDecodes(room);
+  AddToPlan(sequence, std::min(room->tokens, sequence->num_remaining()));
 }
 
 void Scheduler::PlanPrefills(Room* room) {
@@ -160,7 +180,8 @@ bool Scheduler::EnsureBlocks(Sequence* sequence, int32_t num_tokens) {
   return allocator_.num_available() >= missing && sequence->blocks.Grow(missing);
 }
 
-bool Scheduler::MayBePreempted(const Sequence& sequence) {
+bool Scheduler::MayBePreempted(const Sequence& sequence) const {
+  if (config_.uniform_steps) return false;
   // One at its limit ends with the step in flight anyway.
   return sequence.num_preemptions < kMaxPreemptions && !sequence.at_limit();
 }

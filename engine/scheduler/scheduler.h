@@ -24,7 +24,10 @@
 //    for the same cache salt, and computes the rest: at least its last token. Full blocks are kept
 //    once a row that has seen them was drawn from, finite, in a committed step; they are given up,
 //    the longest unused first, when others need room. When a row is not finite, all that begins
-//    with its sequence's first block is forgotten.
+//    with its sequence's first block is forgotten;
+//  - with uniform_steps a sequence's tokens always run in the same steps, whoever else is there: a
+//    step is one chunk, as long as the budget allows, of one sequence, or the decodes of all, the
+//    two kinds in turn; who is admitted has blocks for its whole length and is no victim.
 //
 // Run-ahead: Schedule may be called while one earlier plan is uncommitted. The token that plan
 // draws is then unknown, and the new plan refers to it by SequenceStep::previous_row. A sequence
@@ -63,6 +66,7 @@ struct SchedulerConfig {
   int32_t num_blocks = 0;  // the null block included
   int32_t row_multiple = 1;
   bool prefix_cache = false;
+  bool uniform_steps = false;
   Duration priority_ageing = std::chrono::seconds(2);  // per step of priority, above 0
 };
 
@@ -200,6 +204,7 @@ class Scheduler final {
   enum class PreemptionCause { kBlocks, kPriority };
 
   void PlanDecodes(Room* room);
+  void PlanUniformStep(Room* room);
   void PlanPrefills(Room* room);
   void AddToPlan(Sequence* sequence, int32_t num_tokens);
   std::vector<Sequence*> RunnableSequences();
@@ -221,7 +226,7 @@ class Scheduler final {
   Sequence* ChooseVictim(const Sequence& for_whom);
   void Preempt(Sequence* victim, PreemptionCause cause);
   bool InFlight(const Sequence& sequence) const;
-  static bool MayBePreempted(const Sequence& sequence);
+  bool MayBePreempted(const Sequence& sequence) const;
 
   // scheduler_commit.cc
   absl::Status CheckAnswers(const UncommittedPlan& plan, const StepResult& result) const;
@@ -243,7 +248,8 @@ class Scheduler final {
 
   StepPlan plan_;
   std::vector<SequenceId> admitted_;
-  bool out_of_blocks_ = false;  // someone sat out or was preempted in this Schedule: no admission
+  bool last_was_chunk_ = false;  // of the uniform steps
+  bool out_of_blocks_ = false;   // someone sat out or was preempted in this Schedule: no admission
   int64_t next_plan_index_ = 0;
   std::deque<UncommittedPlan> uncommitted_;
   std::vector<HeldBlocks> held_;

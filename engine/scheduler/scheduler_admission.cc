@@ -27,7 +27,7 @@ Scheduler::Admission Scheduler::PlanAdmission(const Sequence& sequence) const {
   }
   // Its last tries were all cut short: this one gets everything it can need, so that it is the
   // last.
-  const bool whole = sequence.num_preemptions >= kMaxPreemptions;
+  const bool whole = config_.uniform_steps || sequence.num_preemptions >= kMaxPreemptions;
   admission.num_new_blocks = BlocksFor(whole ? sequence.max_kv_tokens() : sequence.num_tokens()) -
                              admission.chain.num_blocks;
   const auto idle = std::ranges::count_if(

@@ -42,6 +42,12 @@ class StageBackend final : public Backend {
   absl::Status FinishReadBack(int32_t slot, void* host) override {
     return inner_->FinishReadBack(slot, host);
   }
+  absl::Status RecordMark(int32_t slot, int32_t mark) override {
+    return inner_->RecordMark(slot, mark);
+  }
+  double SecondsBetweenMarks(int32_t slot, int32_t first, int32_t last) const override {
+    return inner_->SecondsBetweenMarks(slot, first, last);
+  }
   absl::Status Synchronize() override { return inner_->Synchronize(); }
   absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(
       std::span<const LinearPart> parts) override {

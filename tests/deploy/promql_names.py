@@ -14,7 +14,7 @@ BUILT_IN = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
 TARGET_LABELS = {"job", "instance"}
 # Exported only by a server with a GPU, the first three by one with NVML.
 ONLY_WITH_GPU = {"device_utilization_ratio", "device_temperature_celsius", "device_energy_joules_total",
-                 "device_memory_bytes", "device_errors_total"}
+                 "device_memory_bytes", "device_errors_total", "device_power_watts", "device_clock_hertz"}
 # Families that describe the process or the device and so have no label model.
 WITHOUT_MODEL = ONLY_WITH_GPU | {"auth_failures_total", "build_info", "grpc_callback_delay_seconds",
                                  "log_messages_total", "tls_handshake_failures_total"}

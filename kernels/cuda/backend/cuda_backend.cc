@@ -29,6 +29,11 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_mul
   FQ_ASSIGN_OR_RETURN(backend->dense_linear_, DenseLinear::Create(backend.get(), backend->stream_));
   FQ_ASSIGN_OR_RETURN(backend->fused_linear_,
                       FusedLinear::Create(backend.get(), backend->stream_, std::move(plans)));
+  for (auto& marks : backend->marks_) {
+    for (Event& mark : marks) {
+      FQ_ASSIGN_OR_RETURN(mark, Event::Create(/*timed=*/true));
+    }
+  }
   const bool has_clusters = backend->device_.compute_major >= 9;
   backend->attention_ = std::make_unique<AttentionStep>(
       backend.get(), backend->stream_, has_clusters, backend->device_.num_multiprocessors);
@@ -56,12 +61,16 @@ BackendInfo CudaBackend::info() const {
   info.kv_dtype = DType::kBF16;
   info.row_multiple = row_multiple_;
   info.records_ops = true;
+  info.exact_rows = false;
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
     info.free_memory_bytes =
         std::max<int64_t>(0, static_cast<int64_t>(free_bytes) - kReservedBytes);
+    info.total_memory_bytes = static_cast<int64_t>(total_bytes);
+    info.taken_memory_bytes = device_.free_memory_bytes - static_cast<int64_t>(free_bytes);
   }
+  info.pci_bus_id = device_.pci_bus_id;
   return info;
 }
 
@@ -107,6 +116,16 @@ absl::Status CudaBackend::QueueReadBack(int32_t slot, const void* device, int64_
 absl::Status CudaBackend::FinishReadBack(int32_t slot, void* host) {
   FQ_CHECK(slot >= 0 && slot < kNumReadBackSlots);
   return read_backs_[static_cast<size_t>(slot)].Finish(host);
+}
+
+absl::Status CudaBackend::RecordMark(int32_t slot, int32_t mark) {
+  FQ_CHECK(slot >= 0 && slot < kNumReadBackSlots && mark >= 0 && mark < kNumMarks);
+  return marks_[static_cast<size_t>(slot)][static_cast<size_t>(mark)].Record(stream_);
+}
+
+double CudaBackend::SecondsBetweenMarks(int32_t slot, int32_t first, int32_t last) const {
+  const auto& marks = marks_[static_cast<size_t>(slot)];
+  return marks[static_cast<size_t>(last)].SecondsSince(marks[static_cast<size_t>(first)]);
 }
 
 absl::Status CudaBackend::Synchronize() {

@@ -35,6 +35,8 @@ class CudaBackend final : public Backend {
   absl::Status CopyToHost(void* host, const void* device, int64_t num_bytes) override;
   absl::Status QueueReadBack(int32_t slot, const void* device, int64_t num_bytes) override;
   absl::Status FinishReadBack(int32_t slot, void* host) override;
+  absl::Status RecordMark(int32_t slot, int32_t mark) override;
+  double SecondsBetweenMarks(int32_t slot, int32_t first, int32_t last) const override;
   absl::Status Synchronize() override;
   absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(
       std::span<const LinearPart> parts) override;
@@ -73,6 +75,7 @@ class CudaBackend final : public Backend {
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<UploadRing> uploads_;
   std::array<ReadBackSlot, kNumReadBackSlots> read_backs_;
+  std::array<std::array<Event, kNumMarks>, kNumReadBackSlots> marks_;
   std::unique_ptr<DenseLinear> dense_linear_;
   std::unique_ptr<FusedLinear> fused_linear_;
   std::unique_ptr<AttentionStep> attention_;

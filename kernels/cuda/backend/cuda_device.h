@@ -16,6 +16,8 @@ struct DeviceProperties {
   int num_multiprocessors = 0;
   int shared_bytes_per_block = 0;  // at most, opted in
   int64_t total_memory_bytes = 0;
+  int64_t free_memory_bytes = 0;  // once this process had its context there
+  std::string pci_bus_id;         // "0000:0d:00.0"
 };
 
 // The first device (CUDA_VISIBLE_DEVICES decides which that is), made this thread's current one.

@@ -39,10 +39,11 @@ Event& Event::operator=(Event&& other) noexcept {
   return *this;
 }
 
-absl::StatusOr<Event> Event::Create() {
+absl::StatusOr<Event> Event::Create(bool timed) {
   Event event;
-  FQ_RETURN_IF_ERROR(
-      ToStatus(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming), "event"));
+  FQ_RETURN_IF_ERROR(ToStatus(
+      cudaEventCreateWithFlags(&event.event_, timed ? cudaEventDefault : cudaEventDisableTiming),
+      "event"));
   return event;
 }
 
@@ -51,6 +52,15 @@ absl::Status Event::Record(cudaStream_t stream) {
 }
 
 absl::Status Event::Wait() { return ToStatus(cudaEventSynchronize(event_), "event wait"); }
+
+double Event::SecondsSince(const Event& earlier) const {
+  float milliseconds = 0;
+  if (cudaEventElapsedTime(&milliseconds, earlier.event_, event_) != cudaSuccess) {
+    cudaGetLastError();  // not recorded, or already again: nothing is wrong with the device
+    return 0;
+  }
+  return 1e-3 * static_cast<double>(milliseconds);
+}
 
 absl::StatusOr<UploadRing> UploadRing::Create(cudaStream_t stream) {
   UploadRing ring;

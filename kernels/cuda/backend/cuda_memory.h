@@ -36,11 +36,14 @@ class Event final {
   ~Event();
   Event(Event&& other) noexcept { *this = std::move(other); }
   Event& operator=(Event&& other) noexcept;
-  static absl::StatusOr<Event> Create();
+  // `timed`: for SecondsSince.
+  static absl::StatusOr<Event> Create(bool timed = false);
 
   absl::Status Record(cudaStream_t stream);
   // Returns at once when nothing was recorded.
   absl::Status Wait();
+  // Of two timed events that have happened; 0 when one was not recorded.
+  double SecondsSince(const Event& earlier) const;
 
  private:
   cudaEvent_t event_ = nullptr;

@@ -29,7 +29,7 @@ TEST(EngineConfigTest, NamesTheKeyTheRangeAndTheValue) {
       {&EngineConfig::block_tokens, 2000, "block_tokens: must be within 1 and 1024 (got 2000)"},
       {&EngineConfig::num_blocks, -7, "num_blocks: must be within 0 and 67108864 (got -7)"},
       {&EngineConfig::num_blocks, 1, "num_blocks: must be 0 or at least 2 (got 1)"},
-      {&EngineConfig::row_multiple, 257, "row_multiple: must be within 1 and 256 (got 257)"},
+      {&EngineConfig::row_multiple, 4097, "row_multiple: must be within 1 and 4096 (got 4097)"},
       {&EngineConfig::token_budget, 63,
        "token_budget: must be at least max_sequences (limit 64, got 63)"},
   };

@@ -1,5 +1,5 @@
 // See memory_plan.h.
-#include "engine/tools/memory_plan.h"
+#include "engine/model/memory_plan.h"
 
 #include <algorithm>
 #include <array>
