@@ -22,6 +22,7 @@
 #include "engine/checkpoint/gguf_reader.h"
 #include "engine/checkpoint/gptq_reader.h"
 #include "engine/checkpoint/json.h"
+#include "engine/model/memory_plan.h"
 #include "engine/quantize/checkpoint_quantizer.h"
 #include "engine/quantize/matrix_quantizer.h"
 #include "engine/quantize/model_calibration.h"
@@ -45,6 +46,7 @@ struct QuantizeFlags {
   std::string group_size = "auto";
   std::optional<double> density;
   double threshold = 0;
+  std::string target_size;
   std::optional<uint64_t> random_weights;
   double damping = 0.01;
   int descent = 4;
@@ -120,6 +122,15 @@ class ProgressPrinter final {
 absl::Status CheckFlags(const QuantizeFlags& flags) {
   if (flags.density.has_value() && flags.threshold > 0) {
     return InvalidArgumentError("--threshold: not together with --density");
+  }
+  if (!flags.target_size.empty() && (flags.density.has_value() || flags.threshold > 0)) {
+    return InvalidArgumentError("--target-size: not together with --density or --threshold");
+  }
+  if (!flags.target_size.empty() && flags.method == "gptq") {
+    return InvalidArgumentError("--method gptq: has no outliers, --method spqr has");
+  }
+  if (!flags.target_size.empty() && flags.outliers != "rescale") {
+    return InvalidArgumentError("--target-size: only with --outliers rescale");
   }
   if (flags.random_weights.has_value() &&
       ((flags.method != "rtn" && flags.method != "auto") || flags.threshold > 0 ||
@@ -235,6 +246,9 @@ absl::Status RunQuantize(const QuantizeFlags& flags) {
   FQ_RETURN_IF_ERROR(CheckFlags(flags));
   if (flags.random_weights.has_value()) return RunRandomWeights(flags);
   QuantizeOptions options = OptionsFrom(flags);
+  if (!flags.target_size.empty()) {
+    FQ_ASSIGN_OR_RETURN(options.target_bytes, ParseMemorySize(flags.target_size));
+  }
   FQ_ASSIGN_OR_RETURN(const Checkpoint input, CheckpointFromPath(flags.input));
   const GptqTensors* const codes = flags.method == "auto" ? AsGptq(*input.tensors) : nullptr;
   if (codes != nullptr) FQ_RETURN_IF_ERROR(UseCodes(*codes, flags, &options));
@@ -342,6 +356,9 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code) {
           "outliers as SpQR chooses them, in place of --density: what costs more than this "
           "times the layer's weighted spread, for example 0.1")
       ->check(CLI::Range(0.0, kMaxThreshold));
+  command->add_option("--target-size", flags->target_size,
+                      "of all tensors, as in 6.0GiB, in place of --density: every layer gets the "
+                      "outliers that lower its error most for the bytes");
   command->add_flag("--symmetric,!--asymmetric", flags->symmetric,
                     "zero point 8 everywhere (default: asymmetric)");
   command->add_option("--embedding", flags->embedding, "embedding table: bf16 or int8")

@@ -159,6 +159,12 @@ TEST(QuantizeCommandTest, FlagsOfCalibrationThatContradictEachOtherAreUsageError
   EXPECT_EQ(calibrated({"--method", "spqr", "--density", "0"}), 64);
   EXPECT_EQ(calibrated({"--method", "spqr", "--density", "0.01", "--threshold", "0.1"}), 64);
   EXPECT_EQ(calibrated({"--method", "spqr", "--threshold", "-1"}), 64);
+  EXPECT_EQ(calibrated({"--method", "spqr", "--target-size", "1MiB", "--density", "0.01"}), 64);
+  EXPECT_EQ(calibrated({"--method", "spqr", "--target-size", "1MiB", "--threshold", "0.1"}), 64);
+  EXPECT_EQ(calibrated({"--method", "gptq", "--target-size", "1MiB"}), 64);
+  EXPECT_EQ(calibrated({"--method", "spqr", "--target-size", "much"}), 64);
+  EXPECT_EQ(calibrated({"--method", "spqr", "--target-size", "1KB"}), 64);
+  EXPECT_EQ(calibrated({"--method", "spqr", "--target-size", "1000"}), 64);
   EXPECT_EQ(calibrated({"--method", "spqr", "--damping", "0"}), 64);
   EXPECT_EQ(calibrated({"--method", "spqr", "--calibration-skip", "290"}), 64);
   for (const std::string flag : {"tokens", "skip", "context"}) {
