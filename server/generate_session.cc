@@ -60,6 +60,8 @@ void GenerateSession::OnWriteDone(bool ok, TimePoint now) {
 
 void GenerateSession::Pump(TimePoint now) {
   if (done_ || write_in_flight_) return;
+  // First: while messages wait nothing is taken, and the end may have come during the failed write.
+  if (broken_) outbox_.clear();
   if (outbox_.empty() && !ended_) TakeMessages(now);
   // What CheckSlowReader took may make no message (half a character). What came after it must not
   // wait for another note of the stream: there may be none.

@@ -361,6 +361,19 @@ TEST_F(GenerateSessionTest, FailedWriteCancelsAndEndsOnce) {  // N1, N2
   EXPECT_EQ(sink_.messages.size(), 1u);
 }
 
+// Found by fuzzing (tests/fuzz/server_fuzz.cc): such a call never ended.
+TEST_F(GenerateSessionTest, FailedWriteWithMessagesBehindItEndsTheCall) {
+  stream_->PushAdmitted();
+  stream_->PushToken(5, now_);
+  Ready();  // Accepted is in flight, a Delta waits
+  stream_->PushFinished(Ended());
+  Ready();  // not looked at during the write
+  WriteDone(false);
+  EXPECT_TRUE(sink_.ended);
+  ASSERT_TRUE(sink_.error.has_value());
+  EXPECT_EQ(sink_.error->reason, "CANCELLED");
+}
+
 TEST_F(GenerateSessionTest, FailedWriteAfterTheEndOfTheAnswerEndsTheCall) {
   stream_->PushAdmitted();
   stream_->PushLastToken(1, now_, Ended());
