@@ -2,7 +2,15 @@
 // half-written ever loads.
 #include "engine/quantize/checkpoint_quantizer.h"
 
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cmath>
+#include <csignal>
+#include <functional>
 #include <memory>
 
 #include "engine/checkpoint/quantized_tensors.h"
@@ -118,6 +126,73 @@ TEST(CheckpointQuantizerTest, OneGroupPerRowReadsBack) {
     EXPECT_NEAR(ErrorOfLayer(*original, *quantized, layer.name), layer.error_with,
                 1e-6 * layer.error_without);
   }
+}
+
+// The code of a whole run in a child process that `prepare` has made the disk small for; -1 when it
+// could not.
+int CodeOnASmallDisk(const std::string& input, const std::string& output,
+                     const std::function<bool()>& prepare) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (!prepare()) ::_exit(255);
+    ::_exit(static_cast<int>(Quantize(input, output).status().code()));
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  return WEXITSTATUS(status) == 255 ? -1 : WEXITSTATUS(status);
+}
+
+TEST(CheckpointQuantizerTest, AFullDiskEndsTheRunAndLeavesNothing) {
+  const WorkDir dir;
+  WriteSmallModel({}, dir / "in");
+  const auto limit_files = [](rlim_t num_bytes) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit = {num_bytes, num_bytes};
+    return ::setrlimit(RLIMIT_FSIZE, &limit) == 0;
+  };
+  // Within the first tensor, within the last, at the report or the configuration.
+  for (const rlim_t num_bytes : {100, 1000, 5000, 12000}) {
+    EXPECT_EQ(CodeOnASmallDisk(dir / "in", dir / "out", [&] { return limit_files(num_bytes); }),
+              static_cast<int>(absl::StatusCode::kResourceExhausted))
+        << num_bytes;
+    for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
+      EXPECT_EQ(entry.path().filename(), "in") << num_bytes;
+    }
+  }
+  // With room again the same folder can be made.
+  FQ_EXPECT_OK(Quantize(dir / "in", dir / "out"));
+}
+
+// A file system that is really full, where this process may mount one of its own.
+TEST(CheckpointQuantizerTest, AFullFileSystemEndsTheRunAndLeavesNothing) {
+  const WorkDir dir;
+  WriteSmallModel({}, dir / "in");
+  std::filesystem::create_directory(dir / "small");
+  // In a user namespace of its own, where this user is the only one there is.
+  const std::string user = std::to_string(::geteuid());
+  const std::string group = std::to_string(::getegid());
+  const auto mount_small = [&] {
+    if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+    std::ofstream("/proc/self/setgroups") << "deny";
+    std::ofstream("/proc/self/uid_map") << user << " " << user << " 1";
+    std::ofstream("/proc/self/gid_map") << group << " " << group << " 1";
+    return ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+           ::mount("none", (dir / "small").c_str(), "tmpfs", 0, "size=8k") == 0;
+  };
+  // The file system goes with the process: what is left in it is looked at before.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (!mount_small()) ::_exit(255);
+    const absl::StatusCode code = Quantize(dir / "in", dir / "small/out").status().code();
+    const bool empty = std::filesystem::is_empty(dir / "small");
+    ::_exit(empty ? static_cast<int>(code) : 254);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 255) GTEST_SKIP() << "needs the right to mount a file system";
+  EXPECT_EQ(WEXITSTATUS(status), static_cast<int>(absl::StatusCode::kResourceExhausted));
 }
 
 TEST(CheckpointQuantizerTest, OutputIsTheSameForAnyNumberOfThreads) {
