@@ -4,5 +4,5 @@
 # python3-h2 and nghttp2-client (docker/apt-packages.txt, "test"); what is measured and how: soak.py.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-ulimit -n "$(ulimit -Hn)"
+ulimit -n "$(ulimit -Hn)" 2> /dev/null || true
 exec bash tests/e2e/python_client_test.sh tests/soak/soak.py "$@"
