@@ -344,9 +344,9 @@ TEST(InspectCommandTest, PlanSaysWhetherAModelFitsACardAndWhatToDoElse) {
   };
   EXPECT_THAT(plan({}).out, HasSubstr("KV, 64 x 512 tokens"));
   EXPECT_THAT(plan({"--gpu-memory", "2GiB"}).out, HasSubstr(": fits, "));
-  EXPECT_THAT(plan({"--gpu-memory", "1100MiB"}).out, HasSubstr("fits with a smaller KV pool"));
+  EXPECT_THAT(plan({"--gpu-memory", "1500MiB"}).out, HasSubstr("fits with a smaller KV pool"));
   EXPECT_THAT(plan({"--gpu-memory", "1GiB"}).out, HasSubstr("does not fit"));
-  EXPECT_THAT(plan({"--gpu-memory", "1GiB", "--gpu-reserve", "512MiB"}).out, HasSubstr(": fits, "));
+  EXPECT_THAT(plan({"--gpu-memory", "1GiB", "--gpu-reserve", "256MiB"}).out, HasSubstr(": fits, "));
   EXPECT_THAT(plan({"--max-sequences", "1", "--max-length", "16"}).out,
               HasSubstr("KV, 1 x 16 tokens"));
   EXPECT_EQ(plan({"--max-length", "100000"}).exit_code, 78);
