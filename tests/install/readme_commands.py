@@ -70,7 +70,9 @@ RULES = [
     (r"flashquant health --local.*", {}),
     (r"flashquant serve --config /etc/flashquant/flashquant\.json --check-config", {"system": True}),
     (r"kubectl .*", CLUSTER),
-    (r"flashquant inspect FOLDER( --plan.*)?", {"fill": [("FOLDER", "deploy/demo-model")]}),
+    # The demo model's context is shorter than the plan's 8192 tokens.
+    (r"flashquant inspect FOLDER --plan.*", {"fill": [("FOLDER", "{out_gguf}")]}),
+    (r"flashquant inspect FOLDER", {"fill": [("FOLDER", "deploy/demo-model")]}),
     (r"flashquant serve --check-config --config FILE", {"fill": [("FILE", "{config}")]}),
     (r"flashquant (serve|loadtest) --help", {}),
     (r"flashquant (serve|loadtest|token NAME \[.*)", MENTION),
