@@ -36,6 +36,7 @@ struct Flags {
   int figure = 0;  // 0: none
   std::string path = "auto";
   int shared_kb = 0;
+  bool no_baselines = false;
 };
 
 std::string CsvOf(const std::vector<KernelTiming>& timings) {
@@ -162,7 +163,8 @@ absl::Status RunBenchKernel(const Flags& flags) {
   if (!shapes.empty()) options.shapes = shapes;
   options.ms = flags.ms.empty() ? std::vector<int>{1, 2, 4, 8, 16, 32} : flags.ms;
   if (!flags.densities.empty()) options.densities = flags.densities;
-  options.unfused = true;
+  options.cublas = !flags.no_baselines;
+  options.unfused = !flags.no_baselines;
   options.copies = CopiesOf(flags);
   options.shared_kb = flags.shared_kb;
   return RunTable(options, flags);
@@ -197,6 +199,8 @@ void AddBenchCommand(CLI::App& app, int* exit_code) {
           "11 ablation of the paper's mapping and of this kernel, 12 memory traffic (9, 10 and 12 "
           "need no GPU)")
       ->check(CLI::Range(bench::kFirstPaperFigure, bench::kLastPaperFigure));
+  command->add_flag("--no-baselines", flags->no_baselines,
+                    "only the kernel itself and the streaming read; not for figures");
   command->add_option("--plot", flags->plot, "draw the figure to this SVG file");
   command
       ->add_option("--path", flags->path,

@@ -12,8 +12,8 @@
 namespace flashquant::bench {
 
 // Bytes read from and written to device memory by one launch of the fused kernel with an empty
-// cache: runs `program` ("flashquant bench kernel") under `ncu`. nullopt without ncu, a GPU or the
-// right to read its counters. Takes seconds to minutes, by the layer's size.
+// cache: runs `program` ("flashquant bench kernel --no-baselines") under `ncu`. nullopt without
+// ncu, a GPU or the right to read its counters. Takes seconds to minutes, by the layer's size.
 std::optional<int64_t> ProfiledTraffic(const std::string& program, const KernelShape& shape, int m,
                                        double density);
 
