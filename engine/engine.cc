@@ -175,7 +175,8 @@ class Engine::Impl {
         return;
       }
       if (end_all_.exchange(false)) loop_.EndAll(DrainingError(), GenerationEnd::kDrained);
-      if (!*more) inbox_->Wait(loop_.TimeToNextDeadline());
+      // The step has taken the bell's ring, perhaps that of the destructor.
+      if (!*more && !stop_.load()) inbox_->Wait(loop_.TimeToNextDeadline());
     }
     loop_.EndAll(DrainingError(), GenerationEnd::kDrained);
     // Collects what is still in flight: nobody may free the runner under a running step.
