@@ -25,8 +25,6 @@ constexpr float kRoundMagic = 12582912.0f;
 constexpr double kScaleStep = 1.06;
 constexpr int kSweepSteps = 7;  // BF16 scales up and down: at least 2.7%
 
-bool IsZeroInBFloat16(float weight) { return (ToBFloat16(weight).bits & 0x7fffu) == 0; }
-
 // The same arithmetic for one weight and for many, or codes would differ from what was evaluated.
 inline float CodeOf(float weight, float inverse_scale, float zero) {
   const float level = std::min(std::max(weight * inverse_scale + zero, 0.0f), 15.0f);

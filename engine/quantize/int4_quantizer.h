@@ -19,6 +19,9 @@
 
 namespace flashquant {
 
+// Whether an outlier slot would hold a zero for this weight: such a weight gets none.
+inline bool IsZeroInBFloat16(float weight) { return (ToBFloat16(weight).bits & 0x7fffu) == 0; }
+
 // dequant(code) = scale * (code - zero), code 0..15. The scale is the stored BF16 number, so what a
 // search evaluates is what a checkpoint holds.
 struct GroupParams {

@@ -29,14 +29,14 @@ absl::Status ObservedBackend::ReadActivations(const void* device, int64_t count,
 absl::Status ObservedBackend::Embedding(const EmbeddingParams& params) {
   done_ = false;
   before_attention_ = true;
-  if (embeddings_ == nullptr) return inner_->Embedding(params);
+  if (embeddings_ == nullptr) return inner().Embedding(params);
   return CopyToDevice(params.out, embeddings_,
                       params.num_tokens * params.table->k() * DTypeBytes(info().activation_dtype));
 }
 
 absl::Status ObservedBackend::Linear(const LinearParams& params) {
   if (skip()) return absl::OkStatus();
-  if (params.weight != observed_ || observed_ == nullptr) return inner_->Linear(params);
+  if (params.weight != observed_ || observed_ == nullptr) return inner().Linear(params);
   done_ = true;
   FQ_RETURN_IF_ERROR(ReadActivations(params.x, params.num_rows * params.weight->k(), &inputs_));
   observer_(inputs_);
@@ -44,49 +44,49 @@ absl::Status ObservedBackend::Linear(const LinearParams& params) {
 }
 
 absl::Status ObservedBackend::RmsNorm(const RmsNormParams& params) {
-  return skip() ? absl::OkStatus() : inner_->RmsNorm(params);
+  return skip() ? absl::OkStatus() : inner().RmsNorm(params);
 }
 
 absl::Status ObservedBackend::LayerNorm(const LayerNormParams& params) {
-  return skip() ? absl::OkStatus() : inner_->LayerNorm(params);
+  return skip() ? absl::OkStatus() : inner().LayerNorm(params);
 }
 
 absl::Status ObservedBackend::HeadNorm(const HeadNormParams& params) {
-  return skip() ? absl::OkStatus() : inner_->HeadNorm(params);
+  return skip() ? absl::OkStatus() : inner().HeadNorm(params);
 }
 
 // Stored rows have their positions in them already.
 absl::Status ObservedBackend::AddPositions(const AddPositionsParams& params) {
-  return embeddings_ != nullptr ? absl::OkStatus() : inner_->AddPositions(params);
+  return embeddings_ != nullptr ? absl::OkStatus() : inner().AddPositions(params);
 }
 
 absl::Status ObservedBackend::Relu(const ReluParams& params) {
-  return skip() ? absl::OkStatus() : inner_->Relu(params);
+  return skip() ? absl::OkStatus() : inner().Relu(params);
 }
 
 absl::Status ObservedBackend::RopeAndKvWrite(const RopeAndKvWriteParams& params) {
-  return skip() ? absl::OkStatus() : inner_->RopeAndKvWrite(params);
+  return skip() ? absl::OkStatus() : inner().RopeAndKvWrite(params);
 }
 
 absl::Status ObservedBackend::PagedAttention(const PagedAttentionParams& params) {
   before_attention_ = false;
   if (done_) return absl::OkStatus();
-  if (attention_ == nullptr) return inner_->PagedAttention(params);
+  if (attention_ == nullptr) return inner().PagedAttention(params);
   return CopyToDevice(params.out, attention_,
                       int64_t{params.batch.num_tokens} * params.num_heads * params.head_dim *
                           DTypeBytes(info().activation_dtype));
 }
 
 absl::Status ObservedBackend::SiluAndMul(const SiluAndMulParams& params) {
-  return skip() ? absl::OkStatus() : inner_->SiluAndMul(params);
+  return skip() ? absl::OkStatus() : inner().SiluAndMul(params);
 }
 
 absl::Status ObservedBackend::GatherRows(const GatherRowsParams& params) {
-  return skip() ? absl::OkStatus() : inner_->GatherRows(params);
+  return skip() ? absl::OkStatus() : inner().GatherRows(params);
 }
 
 absl::Status ObservedBackend::SampleTokens(const SampleTokensParams& params) {
-  return skip() ? absl::OkStatus() : inner_->SampleTokens(params);
+  return skip() ? absl::OkStatus() : inner().SampleTokens(params);
 }
 
 }  // namespace flashquant

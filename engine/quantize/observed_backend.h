@@ -4,18 +4,17 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <span>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/forwarding_backend.h"
 
 namespace flashquant {
 
-class ObservedBackend final : public Backend {
+class ObservedBackend final : public ForwardingBackend {
  public:
   // `inner` outlives the object and everything made through it.
-  explicit ObservedBackend(Backend* inner) : inner_(inner) {}
+  explicit ObservedBackend(Backend* inner) : ForwardingBackend(inner) {}
 
   // Rows [num_tokens, hidden] of the activation type that the next forward passes start from, in
   // host memory; null: what the embedding gives.
@@ -33,21 +32,6 @@ class ObservedBackend final : public Backend {
   // Copies activations to the host as float.
   absl::Status ReadActivations(const void* device, int64_t count, std::vector<float>* out);
 
-  BackendInfo info() const override { return inner_->info(); }
-  absl::StatusOr<DeviceBuffer> Allocate(int64_t num_bytes) override {
-    return inner_->Allocate(num_bytes);
-  }
-  absl::Status CopyToDevice(void* device, const void* host, int64_t num_bytes) override {
-    return inner_->CopyToDevice(device, host, num_bytes);
-  }
-  absl::Status CopyToHost(void* host, const void* device, int64_t num_bytes) override {
-    return inner_->CopyToHost(host, device, num_bytes);
-  }
-  absl::Status Synchronize() override { return inner_->Synchronize(); }
-  absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(
-      std::span<const LinearPart> parts) override {
-    return inner_->PackLinear(parts);
-  }
   absl::Status Embedding(const EmbeddingParams& params) override;
   absl::Status RmsNorm(const RmsNormParams& params) override;
   absl::Status LayerNorm(const LayerNormParams& params) override;
@@ -60,16 +44,8 @@ class ObservedBackend final : public Backend {
   absl::Status SiluAndMul(const SiluAndMulParams& params) override;
   absl::Status GatherRows(const GatherRowsParams& params) override;
   absl::Status SampleTokens(const SampleTokensParams& params) override;
-  absl::Status PlanAttention(const AttentionBatch& host_batch) override {
-    return inner_->PlanAttention(host_batch);
-  }
-
- protected:
-  // Buffers are freed through the backend that made them, which is never this one.
-  void Free(void*, int64_t) override {}
 
  private:
-  Backend* const inner_;
   const void* embeddings_ = nullptr;
   const void* attention_ = nullptr;
   const LinearWeight* observed_ = nullptr;

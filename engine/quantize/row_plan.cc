@@ -19,8 +19,6 @@ constexpr int64_t kRowsPerTask = 8;
 constexpr int kRampRounds = 4;
 constexpr int kFullRounds = 4;
 
-bool IsZeroInBFloat16(float weight) { return (ToBFloat16(weight).bits & 0x7fffu) == 0; }
-
 // From scores to whole records.
 class ScoreSelector final {
  public:

@@ -56,9 +56,8 @@ std::optional<int64_t> ProfiledTraffic(const std::string& program, const KernelS
   // The first launches set things up; ncu empties the cache before the one that it counts and ends
   // the program behind it.
   const std::string command = fmt::format(
-      "ncu --csv --print-units base --metrics {},{} -k regex:LinearW4A16Kernel -s 2 -c 1 --kill "
-      "yes "
-      "{} bench kernel --no-baselines --shapes {}x{} --m {} --density {} 2>/dev/null",
+      "ncu --csv --print-units base --metrics {},{} -k regex:LinearW4A16Kernel -s 2 -c 1 "
+      "--kill yes {} bench kernel --no-baselines --shapes {}x{} --m {} --density {} 2>/dev/null",
       kRead, kWritten, Quoted(program), shape.k, shape.n, m, density);
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
   if (pipe == nullptr) return std::nullopt;

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "engine/model/loaded_model.h"
-#include "tests/support/forwarding_backend.h"
+#include "kernels/forwarding_backend.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_data.h"
 

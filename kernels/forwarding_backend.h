@@ -1,5 +1,5 @@
-// ForwardingBackend: a backend that does everything as another one; tests override what is to go
-// wrong.
+// ForwardingBackend: a backend that does everything as another one: the base of those that change,
+// watch or leave out some of it. Recording, read-backs and marks are Backend's own defaults.
 #pragma once
 
 #include <functional>
@@ -63,6 +63,7 @@ class ForwardingBackend : public Backend {
   }
 
  protected:
+  Backend& inner() const { return *inner_; }
   // Buffers are freed through the backend that made them, which is never this one.
   void Free(void*, int64_t) override {}
 
