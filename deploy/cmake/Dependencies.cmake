@@ -13,8 +13,9 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)  # Unicode classes for pre-tokenizers
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)  # NFC for tokenizers that ask for it
 
+find_package(Protobuf REQUIRED)        # wire format, tokenizer.model; module mode, Debian ships no config file
+
 if(FQ_BUILD_SERVER)
-  find_package(Protobuf REQUIRED)      # wire format; module mode, Debian ships no config file
   find_package(gRPC REQUIRED)          # server and client; used in server/ only
   find_package(OpenSSL REQUIRED)       # hashes of tokens, checks of certificates; gRPC links it already
 endif()

@@ -55,33 +55,6 @@ int32_t AddedTokens::Find(std::string_view content) const {
   return it == index_by_content_.end() ? -1 : it->second;
 }
 
-void AddedTokens::Trie::Add(std::string_view content, int32_t index) {
-  starts[static_cast<uint8_t>(content.front())] = true;
-  uint64_t node = 0;
-  for (const char c : content) {
-    const auto [it, is_new] = children.emplace((node << 8) | static_cast<uint8_t>(c),
-                                               static_cast<int32_t>(index_of_node.size()));
-    if (is_new) index_of_node.push_back(-1);
-    node = static_cast<uint64_t>(it->second);
-  }
-  index_of_node[node] = index;
-}
-
-int32_t AddedTokens::Trie::Longest(std::string_view text, size_t pos, size_t* end) const {
-  int32_t found = -1;
-  uint64_t node = 0;
-  for (size_t i = pos; i < text.size(); ++i) {
-    const auto it = children.find((node << 8) | static_cast<uint8_t>(text[i]));
-    if (it == children.end()) break;
-    node = static_cast<uint64_t>(it->second);
-    if (index_of_node[node] >= 0) {
-      found = index_of_node[node];
-      *end = i + 1;
-    }
-  }
-  return found;
-}
-
 std::vector<AddedTokens::Piece> AddedTokens::SplitRaw(std::string_view text) const {
   std::vector<Piece> pieces;
   SplitBy(raw_, text, &pieces);
@@ -94,14 +67,13 @@ std::vector<AddedTokens::Piece> AddedTokens::SplitNormalized(std::string_view te
   return pieces;
 }
 
-void AddedTokens::SplitBy(const Trie& trie, std::string_view text,
+void AddedTokens::SplitBy(const ByteTrie& trie, std::string_view text,
                           std::vector<Piece>* pieces) const {
   size_t copied = 0;  // what is before it is in `pieces`
   size_t pos = 0;
   while (pos < text.size()) {
     size_t end = pos;
-    const int32_t index =
-        trie.starts[static_cast<uint8_t>(text[pos])] ? trie.Longest(text, pos, &end) : -1;
+    const int32_t index = trie.Longest(text, pos, &end);
     if (index < 0) {
       ++pos;
       continue;

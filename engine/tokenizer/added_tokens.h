@@ -6,7 +6,6 @@
 // rstrip are honoured. Searching costs at most kMaxContentBytes steps per byte of text.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,6 +13,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "engine/tokenizer/byte_trie.h"
 #include "engine/tokenizer/unicode.h"
 
 namespace flashquant {
@@ -53,27 +53,16 @@ class AddedTokens final {
   int32_t Find(std::string_view content) const;
 
  private:
-  // A trie over bytes; the node of the empty text is 0.
-  struct Trie {
-    void Add(std::string_view content, int32_t index);
-    // Index and end of the longest token that starts at `pos`, -1 when there is none.
-    int32_t Longest(std::string_view text, size_t pos, size_t* end) const;
-
-    std::array<bool, 256> starts{};
-    absl::flat_hash_map<uint64_t, int32_t> children;  // node << 8 | byte
-    std::vector<int32_t> index_of_node{-1};
-  };
-
   AddedTokens() = default;
-  void SplitBy(const Trie& trie, std::string_view text, std::vector<Piece>* pieces) const;
+  void SplitBy(const ByteTrie& trie, std::string_view text, std::vector<Piece>* pieces) const;
   bool HasWordAt(std::string_view text, size_t pos) const;
   bool HasWordBefore(std::string_view text, size_t pos) const;
   bool IsSpaceAt(std::string_view text, size_t pos) const;
 
   std::vector<AddedToken> tokens_;
   absl::flat_hash_map<std::string, int32_t> index_by_content_;
-  Trie raw_;         // normalized = false
-  Trie normalized_;  // normalized = true
+  ByteTrie raw_;         // normalized = false
+  ByteTrie normalized_;  // normalized = true
   const UnicodeClasses* classes_ = nullptr;
 };
 

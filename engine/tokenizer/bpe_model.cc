@@ -1,10 +1,6 @@
-// Merging keeps the symbols of a piece in a linked list over arrays and the mergeable pairs in a
-// binary heap of (rank, position); an entry is stale when the pair at its position has another rank
-// by now. Each merge removes a symbol and adds at most two heap entries: O(n log n).
 #include "engine/tokenizer/bpe_model.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "absl/container/flat_hash_set.h"
 #include "engine/tokenizer/normalizer.h"
@@ -36,17 +32,6 @@ const ByteAlphabet& Alphabet() {
   return alphabet;
 }
 
-// The byte of "<0xA7>", -1 for any other text.
-int ByteOfFallback(std::string_view content) {
-  const auto digit = [](char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-  };
-  if (content.size() != 6 || content.substr(0, 3) != "<0x" || content[5] != '>') return -1;
-  const int high = digit(content[3]);
-  const int low = digit(content[4]);
-  return high < 0 || low < 0 ? -1 : high * 16 + low;
-}
-
 uint64_t PairKey(int32_t left, int32_t right) {
   return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
 }
@@ -71,6 +56,16 @@ std::string SpellingOfBytes(std::string_view bytes) {
   std::string spelled;
   for (const char c : bytes) AppendUtf8(Alphabet().char_of[static_cast<uint8_t>(c)], &spelled);
   return spelled;
+}
+
+int ByteOfFallback(std::string_view content) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+  };
+  if (content.size() != 6 || content.substr(0, 3) != "<0x" || content[5] != '>') return -1;
+  const int high = digit(content[3]);
+  const int low = digit(content[4]);
+  return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
 absl::StatusOr<BpeModel> BpeModel::Create(std::vector<VocabularyEntry> entries,
@@ -208,10 +203,10 @@ int BpeModel::num_missing_bytes() const {
 
 uint32_t BpeModel::RankOf(int32_t left, int32_t right) const {
   const auto it = rank_by_pair_.find(PairKey(left, right));
-  return it == rank_by_pair_.end() ? kNoRank : it->second;
+  return it == rank_by_pair_.end() ? kNoMerge : it->second;
 }
 
-void BpeModel::EncodePiece(std::string_view piece, Scratch* scratch,
+void BpeModel::EncodePiece(std::string_view piece, MergeScratch* scratch,
                            std::vector<int32_t>* ids) const {
   if (!id_by_bytes_.empty()) {
     const auto it = id_by_bytes_.find(absl::string_view(piece.data(), piece.size()));
@@ -252,46 +247,14 @@ void BpeModel::AppendCharacters(std::string_view piece, std::vector<int32_t>* id
   }
 }
 
-void BpeModel::Merge(Scratch* scratch) const {
+void BpeModel::Merge(MergeScratch* scratch) const {
   std::vector<int32_t>& ids = scratch->ids;
-  const auto num_symbols = static_cast<uint32_t>(ids.size());
-  std::vector<uint32_t>& previous = scratch->previous;
-  std::vector<uint32_t>& next = scratch->next;
-  std::vector<uint32_t>& rank = scratch->rank;  // of the pair that starts here
-  std::vector<uint64_t>& heap = scratch->heap;
-  previous.resize(num_symbols);
-  next.resize(num_symbols);
-  rank.resize(num_symbols);
-  heap.clear();
-  for (uint32_t i = 0; i < num_symbols; ++i) {
-    previous[i] = i == 0 ? kEnd : i - 1;
-    next[i] = i + 1 == num_symbols ? kEnd : i + 1;
-    rank[i] = next[i] == kEnd ? kNoRank : RankOf(ids[i], ids[i + 1]);
-    if (rank[i] != kNoRank) heap.push_back((uint64_t{rank[i]} << 32) | i);
-  }
-  std::make_heap(heap.begin(), heap.end(), std::greater<>());
-  const auto update = [&](uint32_t i) {
-    rank[i] = next[i] == kEnd ? kNoRank : RankOf(ids[i], ids[next[i]]);
-    if (rank[i] == kNoRank) return;
-    heap.push_back((uint64_t{rank[i]} << 32) | i);
-    std::push_heap(heap.begin(), heap.end(), std::greater<>());
-  };
-  while (!heap.empty()) {
-    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-    const auto top_rank = static_cast<uint32_t>(heap.back() >> 32);
-    const auto i = static_cast<uint32_t>(heap.back());
-    heap.pop_back();
-    if (rank[i] != top_rank) continue;
-    const uint32_t removed = next[i];
-    ids[i] = merged_by_rank_[top_rank];
-    rank[removed] = kNoRank;
-    next[i] = next[removed];
-    if (next[i] != kEnd) previous[next[i]] = i;
-    update(i);
-    if (previous[i] != kEnd) update(previous[i]);
-  }
+  const std::vector<uint32_t>& next = scratch->next;
+  MergeSymbols(
+      static_cast<uint32_t>(ids.size()), [&](uint32_t i) { return RankOf(ids[i], ids[next[i]]); },
+      [&](uint32_t i, uint32_t rank) { ids[i] = merged_by_rank_[rank]; }, scratch);
   uint32_t num_left = 0;
-  for (uint32_t i = 0; i != kEnd; i = next[i]) ids[num_left++] = ids[i];
+  for (uint32_t i = 0; i != kNoSymbol; i = next[i]) ids[num_left++] = ids[i];
   ids.resize(num_left);
 }
 

@@ -16,6 +16,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "engine/tokenizer/subword_model.h"
 
 namespace flashquant {
 
@@ -35,6 +36,8 @@ using MergeRule = std::pair<std::string, std::string>;
 std::optional<std::string> BytesOfSpelling(std::string_view spelled);
 // The reverse.
 std::string SpellingOfBytes(std::string_view bytes);
+// The byte that "<0xA7>" stands for in vocabularies of characters, -1 for any other text.
+int ByteOfFallback(std::string_view content);
 
 // What the entries of a vocabulary are spelled in.
 enum class BpeAlphabet : uint8_t {
@@ -43,7 +46,7 @@ enum class BpeAlphabet : uint8_t {
 };
 
 // Immutable after Create; any thread.
-class BpeModel final {
+class BpeModel final : public SubwordModel {
  public:
   struct Options {
     BpeAlphabet alphabet = BpeAlphabet::kBytes;
@@ -68,32 +71,22 @@ class BpeModel final {
                                          const std::vector<MergeRule>& merges,
                                          const Options& options);
 
-  // Working memory of EncodePiece, reused from piece to piece; one per thread.
-  struct Scratch {
-    std::vector<int32_t> ids;
-    std::vector<uint32_t> previous, next, rank;
-    std::vector<uint64_t> heap;
-  };
-  // Appends the ids of one piece: time O(n log n) in its bytes, no recursion. A byte or character
-  // without a token and fallback is dropped, as Hugging Face does without an unk_token. The piece
-  // is at most 1 GiB. In an alphabet of characters a byte that is not UTF-8 is a character.
-  void EncodePiece(std::string_view piece, Scratch* scratch, std::vector<int32_t>* ids) const;
+  // A byte or character without a token and fallback is dropped, as Hugging Face does without an
+  // unk_token. In an alphabet of characters a byte that is not UTF-8 is a character.
+  void EncodePiece(std::string_view piece, MergeScratch* scratch,
+                   std::vector<int32_t>* ids) const override;
 
-  // One more than the greatest id.
-  int32_t vocab_size() const { return static_cast<int32_t>(token_bytes_.size()); }
-  // Raw bytes; an entry spelled outside the byte-level alphabet gives its UTF-8 text, as the
-  // decoder shows it; "" for holes.
-  std::string_view TokenBytes(int32_t id) const { return token_bytes_[static_cast<size_t>(id)]; }
-  // By the content as the file spells it.
-  std::optional<int32_t> TokenId(std::string_view content) const;
-  bool HasId(int32_t id) const;
+  int32_t vocab_size() const override { return static_cast<int32_t>(token_bytes_.size()); }
+  bool HasId(int32_t id) const override;
+  // An entry spelled outside the byte-level alphabet gives its UTF-8 text, as the decoder shows it.
+  std::string_view TokenBytes(int32_t id) const override {
+    return token_bytes_[static_cast<size_t>(id)];
+  }
+  std::optional<int32_t> TokenId(std::string_view content) const override;
   // Bytes that no token stands for. kCharacters without byte_fallback: 256.
   int num_missing_bytes() const;
 
  private:
-  static constexpr uint32_t kNoRank = UINT32_MAX;
-  static constexpr uint32_t kEnd = UINT32_MAX;
-
   BpeModel() = default;
   absl::Status AddEntries(std::vector<VocabularyEntry> entries, const Options& options);
   void AddSpelling(const VocabularyEntry& entry, bool is_control, const Options& options);
@@ -101,7 +94,7 @@ class BpeModel final {
   absl::Status AddMerges(const std::vector<MergeRule>& merges, const Options& options);
   uint32_t RankOf(int32_t left, int32_t right) const;
   void AppendCharacters(std::string_view piece, std::vector<int32_t>* ids) const;
-  void Merge(Scratch* scratch) const;
+  void Merge(MergeScratch* scratch) const;
 
   BpeAlphabet alphabet_ = BpeAlphabet::kBytes;
   bool byte_fallback_ = false;

@@ -13,14 +13,15 @@ constexpr size_t kMaxPieceBytes = size_t{1} << 30;
 
 }  // namespace
 
-BpeTokenizer::BpeTokenizer(BpeModel model, AddedTokens added, Normalizer normalizer,
-                           PreTokenizer pre_tokenizer, const SpecialIds& special_ids)
+BpeTokenizer::BpeTokenizer(std::unique_ptr<const SubwordModel> model, AddedTokens added,
+                           Normalizer normalizer, PreTokenizer pre_tokenizer,
+                           const SpecialIds& special_ids)
     : model_(std::move(model)),
       added_(std::move(added)),
       normalizer_(std::move(normalizer)),
       pre_tokenizer_(std::move(pre_tokenizer)),
       special_ids_(special_ids),
-      vocab_size_(model_.vocab_size()) {
+      vocab_size_(model_->vocab_size()) {
   for (size_t i = 0; i < added_.tokens().size(); ++i) {
     const int32_t id = added_.tokens()[i].id;
     added_index_by_id_.emplace(id, static_cast<int32_t>(i));
@@ -31,7 +32,7 @@ BpeTokenizer::BpeTokenizer(BpeModel model, AddedTokens added, Normalizer normali
 std::vector<int32_t> BpeTokenizer::Encode(std::string_view text, SpecialText special) const {
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + 1);
-  BpeModel::Scratch scratch;
+  MergeScratch scratch;
   const auto normalized = [&](std::string_view part, std::string* storage) {
     if (normalizer_.empty()) return part;
     *storage = normalizer_.Apply(part);
@@ -61,11 +62,11 @@ std::vector<int32_t> BpeTokenizer::Encode(std::string_view text, SpecialText spe
   return ids;
 }
 
-void BpeTokenizer::EncodeText(std::string_view text, bool at_start, BpeModel::Scratch* scratch,
+void BpeTokenizer::EncodeText(std::string_view text, bool at_start, MergeScratch* scratch,
                               std::vector<int32_t>* ids) const {
   pre_tokenizer_.Split(text, at_start, [&](std::string_view piece) {
     for (size_t pos = 0; pos < piece.size(); pos += kMaxPieceBytes) {
-      model_.EncodePiece(piece.substr(pos, kMaxPieceBytes), scratch, ids);
+      model_->EncodePiece(piece.substr(pos, kMaxPieceBytes), scratch, ids);
     }
   });
 }
@@ -74,8 +75,8 @@ std::string_view BpeTokenizer::TokenBytes(int32_t id) const {
   if (const auto it = added_index_by_id_.find(id); it != added_index_by_id_.end()) {
     return added_.tokens()[static_cast<size_t>(it->second)].content;
   }
-  if (id < 0 || id >= model_.vocab_size()) return "";
-  return model_.TokenBytes(id);
+  if (id < 0 || id >= model_->vocab_size()) return "";
+  return model_->TokenBytes(id);
 }
 
 bool BpeTokenizer::IsSpecial(int32_t id) const {
@@ -87,7 +88,7 @@ std::optional<int32_t> BpeTokenizer::TokenId(std::string_view content) const {
   if (const int32_t index = added_.Find(content); index >= 0) {
     return added_.tokens()[static_cast<size_t>(index)].id;
   }
-  return model_.TokenId(content);
+  return model_->TokenId(content);
 }
 
 }  // namespace flashquant

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -10,9 +11,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "engine/tokenizer/added_tokens.h"
-#include "engine/tokenizer/bpe_model.h"
 #include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/pre_tokenizer.h"
+#include "engine/tokenizer/subword_model.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace flashquant {
@@ -27,8 +28,8 @@ class BpeTokenizer final : public Tokenizer {
   };
   // An added token with an id of the model has the same content there (the loader checks it).
   // Patterns of added tokens with normalized = true are normalised already.
-  BpeTokenizer(BpeModel model, AddedTokens added, Normalizer normalizer, PreTokenizer pre_tokenizer,
-               const SpecialIds& special_ids);
+  BpeTokenizer(std::unique_ptr<const SubwordModel> model, AddedTokens added, Normalizer normalizer,
+               PreTokenizer pre_tokenizer, const SpecialIds& special_ids);
 
   std::vector<int32_t> Encode(std::string_view text, SpecialText special) const override;
   std::string_view TokenBytes(int32_t id) const override;
@@ -41,10 +42,10 @@ class BpeTokenizer final : public Tokenizer {
 
  private:
   // `text` is normalised; at_start: nothing of the whole text comes before it.
-  void EncodeText(std::string_view text, bool at_start, BpeModel::Scratch* scratch,
+  void EncodeText(std::string_view text, bool at_start, MergeScratch* scratch,
                   std::vector<int32_t>* ids) const;
 
-  const BpeModel model_;
+  const std::unique_ptr<const SubwordModel> model_;
   const AddedTokens added_;
   const Normalizer normalizer_;
   const PreTokenizer pre_tokenizer_;

@@ -82,6 +82,27 @@ std::string ReplaceAll(std::string_view text, std::string_view pattern, std::str
   }
 }
 
+namespace {
+
+std::string TrimSpaces(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    if (c != ' ' || (!out.empty() && out.back() != ' ')) out.push_back(c);
+  }
+  for (;;) {
+    if (out.ends_with(' ')) {
+      out.pop_back();
+    } else if (out.ends_with(kVisibleSpace)) {
+      out.resize(out.size() - kVisibleSpace.size());
+    } else {
+      return out;
+    }
+  }
+}
+
+}  // namespace
+
 std::string Normalizer::Apply(std::string_view text) const {
   std::string result(text);
   for (const NormalizerStage& stage : stages_) {
@@ -94,6 +115,9 @@ std::string Normalizer::Apply(std::string_view text) const {
         break;
       case NormalizerStage::Kind::kReplace:
         result = ReplaceAll(result, stage.pattern, stage.content);
+        break;
+      case NormalizerStage::Kind::kTrimSpaces:
+        result = TrimSpaces(result);
         break;
     }
   }

@@ -2,7 +2,7 @@
 // strings. The kinds that the supported families use; others are refused where they are read.
 //
 // Source: Hugging Face tokenizers' normalizers of the same names; NFC after Unicode annex 15
-// through utf8proc.
+// through utf8proc; trimming after SentencePiece's remove_extra_whitespaces.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 namespace flashquant {
 
 struct NormalizerStage {
-  enum class Kind : uint8_t { kNfc, kPrepend, kReplace };
+  // kTrimSpaces: none at the ends, one of each run; at the end of the text also visible spaces.
+  enum class Kind : uint8_t { kNfc, kPrepend, kReplace, kTrimSpaces };
   Kind kind = Kind::kNfc;
   std::string pattern;  // kReplace: what is replaced, not empty
   std::string content;  // kReplace, kPrepend
@@ -39,6 +40,9 @@ class Normalizer final {
 // cut (the standard's stream-safe limit is 30 marks in a row), so that hostile runs of combining
 // marks stay linear.
 std::string ComposeNfc(std::string_view text);
+
+// Sentencepiece's visible space, U+2581.
+inline constexpr std::string_view kVisibleSpace = "\xE2\x96\x81";
 
 // `text` with every `pattern` (not empty) replaced by `content`, from the left.
 std::string ReplaceAll(std::string_view text, std::string_view pattern, std::string_view content);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/unicode.h"
 
 namespace flashquant {
@@ -28,9 +29,6 @@ enum class SplitPattern {
 
 // The pattern spelled like `regex` exactly, else nullopt.
 std::optional<SplitPattern> KnownSplitPattern(std::string_view regex);
-
-// Sentencepiece's visible space, U+2581.
-inline constexpr std::string_view kVisibleSpace = "\xE2\x96\x81";
 
 // One element of a tokenizer.json pre_tokenizer.
 struct PreTokenizerStage {

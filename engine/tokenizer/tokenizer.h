@@ -37,15 +37,17 @@ class Tokenizer {
 
   // One more than the greatest id.
   virtual int32_t vocab_size() const = 0;
-  // Prepended to a prompt when the tokenizer's post-processor, else add_bos_token, says so.
+  // Prepended to a prompt when the tokenizer's post-processor, else add_bos_token, says so; a
+  // tokenizer.model without either has it.
   virtual std::optional<int32_t> prompt_bos() const = 0;
   virtual std::optional<int32_t> bos() const = 0;
   virtual std::optional<int32_t> eos() const = 0;
 };
 
-// Reads tokenizer.json (or vocab.json + merges.txt where that is missing), tokenizer_config.json in
-// `dir`. NOT_FOUND when there is none of them; DATA_LOSS for broken files; UNIMPLEMENTED naming a
-// model, pre-tokenizer, normalizer or decoder that we do not know: never a silent approximation.
+// Reads tokenizer.json (where that is missing vocab.json + merges.txt, or SentencePiece's
+// tokenizer.model + added_tokens.json) and tokenizer_config.json in `dir`. NOT_FOUND when there is
+// none of them; DATA_LOSS for broken files; UNIMPLEMENTED naming a model, pre-tokenizer, normalizer
+// or decoder that we do not know: never a silent approximation.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& dir);
 
 }  // namespace flashquant

@@ -21,17 +21,6 @@ absl::Status Unsupported(std::string_view kind, std::string_view name) {
   return UnimplementedError("{}: tokenizer: unsupported {} '{}'", kFile, kind, PrintableName(name));
 }
 
-absl::StatusOr<AddedToken> ParseAddedToken(const JsonObject& object) {
-  AddedToken token;
-  FQ_ASSIGN_OR_RETURN(token.content, object.GetString("content", AddedTokens::kMaxContentBytes));
-  FQ_ASSIGN_OR_RETURN(token.special, object.GetBoolOr("special", false));
-  FQ_ASSIGN_OR_RETURN(token.single_word, object.GetBoolOr("single_word", false));
-  FQ_ASSIGN_OR_RETURN(token.lstrip, object.GetBoolOr("lstrip", false));
-  FQ_ASSIGN_OR_RETURN(token.rstrip, object.GetBoolOr("rstrip", false));
-  FQ_ASSIGN_OR_RETURN(token.normalized, object.GetBoolOr("normalized", !token.special));
-  return token;
-}
-
 absl::Status ParseAddedTokens(const JsonObject& root, TokenizerParts* parts) {
   if (!root.Has("added_tokens")) return absl::OkStatus();
   FQ_ASSIGN_OR_RETURN(const Json* list, root.GetArray("added_tokens", AddedTokens::kMaxTokens));
@@ -39,7 +28,7 @@ absl::Status ParseAddedTokens(const JsonObject& root, TokenizerParts* parts) {
     FQ_ASSIGN_OR_RETURN(const JsonObject object,
                         JsonObject::Create(element, fmt::format("{}: added_tokens[{}]", kFile,
                                                                 parts->added_tokens.size())));
-    FQ_ASSIGN_OR_RETURN(AddedToken token, ParseAddedToken(object));
+    FQ_ASSIGN_OR_RETURN(AddedToken token, ParseAddedToken(object, /*is_special=*/false));
     FQ_ASSIGN_OR_RETURN(const int64_t id, object.GetInt("id", 0, kMaxVocabulary - 1));
     token.id = static_cast<int32_t>(id);
     parts->added_tokens.push_back(std::move(token));
@@ -340,41 +329,6 @@ absl::StatusOr<TokenizerParts> ParseTokenizerJson(std::string_view text) {
   FQ_RETURN_IF_ERROR(ParseAddedTokens(root, &parts));
   FQ_RETURN_IF_ERROR(ParsePostProcessor(root, &parts));
   return parts;
-}
-
-absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view text) {
-  constexpr char kConfigFile[] = "tokenizer_config.json";
-  FQ_ASSIGN_OR_RETURN(const Json json, ParseJson(text, kConfigFile));
-  FQ_ASSIGN_OR_RETURN(const JsonObject root, JsonObject::Create(json, kConfigFile));
-  TokenizerConfig config;
-  FQ_ASSIGN_OR_RETURN(config.add_bos_token, root.GetBoolOr("add_bos_token", false));
-  FQ_ASSIGN_OR_RETURN(config.add_prefix_space, root.GetBoolOr("add_prefix_space", false));
-  // A token is its text, or an object with the text as "content".
-  const auto read = [&](const char* key) -> absl::StatusOr<std::optional<std::string>> {
-    const Json* value = root.Find(key);
-    if (value == nullptr) return std::optional<std::string>();
-    if (value->is_string()) return std::optional(value->get<std::string>());
-    FQ_ASSIGN_OR_RETURN(const JsonObject object, root.GetObject(key));
-    FQ_ASSIGN_OR_RETURN(std::string content, object.GetString("content"));
-    return std::optional(std::move(content));
-  };
-  FQ_ASSIGN_OR_RETURN(config.bos_token, read("bos_token"));
-  FQ_ASSIGN_OR_RETURN(config.eos_token, read("eos_token"));
-  for (const char* key : {"unk_token", "pad_token"}) {
-    FQ_ASSIGN_OR_RETURN(std::optional<std::string> token, read(key));
-    if (token) config.other_special_tokens.push_back(*std::move(token));
-  }
-  if (root.Has("added_tokens_decoder")) {
-    FQ_ASSIGN_OR_RETURN(const JsonObject decoder, root.GetObject("added_tokens_decoder"));
-    for (const auto& [id, value] : decoder.json().items()) {
-      FQ_ASSIGN_OR_RETURN(
-          const JsonObject object,
-          JsonObject::Create(value, fmt::format("{}: added_tokens_decoder", kConfigFile)));
-      FQ_ASSIGN_OR_RETURN(AddedToken token, ParseAddedToken(object));
-      config.added_tokens.push_back(std::move(token));
-    }
-  }
-  return config;
 }
 
 }  // namespace flashquant

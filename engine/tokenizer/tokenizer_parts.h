@@ -9,15 +9,20 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/checkpoint/json.h"
 #include "engine/tokenizer/added_tokens.h"
 #include "engine/tokenizer/bpe_model.h"
 #include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/pre_tokenizer.h"
+#include "engine/tokenizer/sentencepiece_file.h"
 #include "nlohmann/json.hpp"
 
 namespace flashquant {
 
 struct TokenizerParts {
+  // Set: the model is this one, and vocabulary only lists its pieces. Else it is BPE of what
+  // follows.
+  std::optional<SentencepieceFile> sentencepiece;
   std::vector<VocabularyEntry> vocabulary;
   std::vector<MergeRule> merges;
   bool ignore_merges = false;
@@ -35,16 +40,21 @@ struct TokenizerParts {
   // The post-processor says what comes before a text: decides alone when it has a template.
   bool has_template = false;
   std::optional<int32_t> template_bos;
+  // Where neither a template nor tokenizer_config.json says it.
+  bool adds_bos = false;
+  std::optional<std::string> bos_token;
+  std::optional<std::string> eos_token;
 };
 
 // What tokenizer_config.json says.
 struct TokenizerConfig {
   std::optional<std::string> bos_token;
   std::optional<std::string> eos_token;
-  std::vector<std::string> other_special_tokens;  // unk, pad and additional ones
-  std::vector<AddedToken> added_tokens;           // added_tokens_decoder
-  bool add_bos_token = false;
-  bool add_prefix_space = false;
+  // added_tokens_decoder, with ids; then BOS, EOS, unk, pad and additional ones, with id -1. May
+  // name a token twice: the first counts.
+  std::vector<AddedToken> added_tokens;
+  std::optional<bool> add_bos_token;
+  std::optional<bool> add_prefix_space;
 };
 
 // tokenizer.json. DATA_LOSS for broken content; UNIMPLEMENTED "tokenizer.json: tokenizer:
@@ -56,11 +66,22 @@ absl::StatusOr<TokenizerParts> ParseTokenizerJson(std::string_view text);
 absl::StatusOr<TokenizerParts> ParseVocabAndMerges(std::string_view vocab_json,
                                                    std::string_view merges_txt);
 
+// tokenizer.model, with added_tokens.json where there is one (nullopt: none). Its control pieces
+// and the unknown one are special added tokens; BOS is added as LlamaTokenizer does.
+// may_add_prefix: tokenizer_config.json does not forbid the space in front that the file asks for.
+// DATA_LOSS and UNIMPLEMENTED as ParseSentencepieceFile.
+absl::StatusOr<TokenizerParts> ParseSentencepieceParts(
+    std::string_view tokenizer_model, const std::optional<std::string>& added_tokens_json,
+    bool may_add_prefix);
+
 // tokenizer_config.json. DATA_LOSS.
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view text);
 
 // "vocab" object: content to id. `file` for messages.
 absl::StatusOr<std::vector<VocabularyEntry>> ParseVocabulary(const nlohmann::json& vocab,
                                                              const std::string& file);
+
+// A token of an added_tokens list, its id apart. is_special: where the object does not say.
+absl::StatusOr<AddedToken> ParseAddedToken(const JsonObject& object, bool is_special);
 
 }  // namespace flashquant

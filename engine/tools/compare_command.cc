@@ -150,7 +150,10 @@ absl::StatusOr<ComparedModel> LoadFor(const CompareOptions& options, const std::
   FQ_RETURN_IF_ERROR(loaded.status());
   model.loaded = *std::move(loaded);
   if (model.loaded.tokenizer == nullptr) {
-    return DataLossError("{}: compare needs a tokenizer (tokenizer.json is missing)", path);
+    return DataLossError(
+        "{}: compare needs a tokenizer (no tokenizer.json, vocab.json with "
+        "merges.txt, or tokenizer.model)",
+        path);
   }
   FQ_ASSIGN_OR_RETURN(model.scorer,
                       TextScorer::Create(model.loaded.model.get(), model.loaded.backend.get(),

@@ -33,8 +33,10 @@ absl::Status RunPerplexity(const PerplexityOptions& options) {
   FQ_ASSIGN_OR_RETURN(const LoadedModel loaded, LoadAnyModel(options.model, options.windows.context,
                                                              options.backend.options()));
   if (loaded.tokenizer == nullptr) {
-    return DataLossError("{}: perplexity needs a tokenizer (tokenizer.json is missing)",
-                         options.model);
+    return DataLossError(
+        "{}: perplexity needs a tokenizer (no tokenizer.json, vocab.json with "
+        "merges.txt, or tokenizer.model)",
+        options.model);
   }
   const std::vector<int32_t> tokens = loaded.tokenizer->Encode(text, SpecialText::kPlain);
   const int64_t context = options.windows.context;

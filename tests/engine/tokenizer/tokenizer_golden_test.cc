@@ -9,8 +9,11 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <random>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/tokenizer/incremental_detokenizer.h"
@@ -170,6 +173,72 @@ TEST(TokenizerGoldenTest, Llama2GivesTheIdsOfHuggingFaceAndLlamaCpp) {
   ExpectVectors(**tokenizer, "llama-spm");
 }
 
+// Llama-2 from SentencePiece's own file, with tokenizer_config.json beside it.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadLlama2FromModelFile() {
+  const fs::path folder = DataRoot() / "data/tokenizers/llama2";
+  TokenizerFiles files;
+  files.tokenizer_model = ReadText(folder / "tokenizer.model");
+  files.tokenizer_config = ReadText(folder / "tokenizer_config.json");
+  return MakeTokenizer(files);
+}
+
+TEST(TokenizerGoldenTest, Llama2FromSentencePiecesFileGivesTheSameGoldenIds) {
+  NEED_DATA("data/tokenizers/llama2/tokenizer.model");
+  const auto tokenizer = LoadLlama2FromModelFile();
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->vocab_size(), 32000);
+  EXPECT_EQ((*tokenizer)->prompt_bos(), 1);
+  EXPECT_EQ((*tokenizer)->eos(), 2);
+  ExpectGoldenIds(**tokenizer, "llama2");
+  ExpectVectors(**tokenizer, "llama-spm");
+}
+
+// Lines of prose, all code points, and bytes that are mostly not UTF-8.
+std::vector<std::string> ManyTexts() {
+  std::vector<std::string> texts;
+  std::ifstream prose(DataRoot() / "data/wikitext2/wiki.test.raw");
+  for (std::string line; std::getline(prose, line);) texts.push_back(line);
+  std::string block;
+  for (uint32_t c = 0; c <= kMaxCodePoint; ++c) {
+    if (c < 0xD800 || c > 0xDFFF) AppendUtf8(c, &block);
+    if (c % 4096 == 4095) texts.push_back(std::exchange(block, ""));
+  }
+  std::mt19937 random(11);
+  for (int i = 0; i < 2000; ++i) {
+    std::string text(random() % 200, 0);
+    // Half of the texts from the bytes that sentencepieces and their markers are made of.
+    constexpr std::string_view kFew = "aab<s>/ \n\xE2\x96\x81\xC3\xA9";
+    for (char& c : text) {
+      c = i % 2 == 0 ? static_cast<char>(random()) : kFew[random() % kFew.size()];
+    }
+    texts.push_back(text);
+  }
+  return texts;
+}
+
+TEST(TokenizerGoldenTest, Llama2FromSentencePiecesFileIsTheTokenizerOfItsJson) {
+  NEED_DATA("data/tokenizers/llama2/tokenizer.model");
+  NEED_DATA("data/wikitext2/wiki.test.raw");
+  const auto from_json = LoadNamed("llama2");
+  const auto from_model = LoadLlama2FromModelFile();
+  ASSERT_TRUE(from_json.ok()) << from_json.status();
+  ASSERT_TRUE(from_model.ok()) << from_model.status();
+  const std::vector<std::string> texts = ManyTexts();
+  ASSERT_GT(texts.size(), 6000U);
+  int num_different = 0;
+  for (const std::string& text : texts) {
+    for (const SpecialText special : {SpecialText::kPlain, SpecialText::kRecognised}) {
+      if ((*from_json)->Encode(text, special) == (*from_model)->Encode(text, special)) continue;
+      if (++num_different <= 3) ADD_FAILURE() << "different ids for: " << text;
+    }
+  }
+  EXPECT_EQ(num_different, 0);
+  for (int32_t id = 0; id < 32000; ++id) {
+    ASSERT_EQ((*from_json)->TokenBytes(id), (*from_model)->TokenBytes(id)) << id;
+    ASSERT_EQ((*from_json)->IsSpecial(id), (*from_model)->IsSpecial(id)) << id;
+  }
+}
+
 TEST(TokenizerGoldenTest, StoryModelPromptsAreThoseOfItsReference) {
   NEED_DATA("models/story-22m/reference.json");
   const auto tokenizer = LoadNamed("story-22m");
@@ -213,26 +282,40 @@ TEST(TokenizerGoldenTest, AllCodePointsComeBackFromRealVocabularies) {
   }
 }
 
-// Row R42 with real merges, where runs of one character are tokens.
-TEST(TokenizerGoldenTest, MebibyteOfOneKindTakesUnderASecondWithRealMerges) {
-  NEED_DATA("data/tokenizers/gpt2/vocab.json");
-  const auto tokenizer = LoadNamed("gpt2");
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+// What the tokenizer adds in front of a text comes back too.
+void ExpectUnderASecond(const Tokenizer& tokenizer, const std::string& name,
+                        const std::string& prefix) {
   for (const std::string& unit : std::vector<std::string>{
            "a", " ", "\n", "=", "0", "\xF0\x9F\x98\x80", "a1 !\xC3\xA9", "ab"}) {
     std::string text;
     while (text.size() < (size_t{1} << 20)) text += unit;
     const std::clock_t start = std::clock();
-    const std::vector<int32_t> ids = (*tokenizer)->Encode(text, SpecialText::kPlain);
+    const std::vector<int32_t> ids = tokenizer.Encode(text, SpecialText::kPlain);
     const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     std::string decoded;
-    for (const int32_t id : ids) decoded += (*tokenizer)->TokenBytes(id);
-    EXPECT_TRUE(decoded == text) << unit;
+    for (const int32_t id : ids) decoded += tokenizer.TokenBytes(id);
+    EXPECT_TRUE(decoded == prefix + text) << name << " " << unit;
 #if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    EXPECT_LT(seconds, 1.0) << "unit " << unit;
+    EXPECT_LT(seconds, 1.0) << name << ", unit " << unit;
 #endif
-    std::printf("%-8s %.3f s\n", unit == "\n" ? "\\n" : unit.c_str(), seconds);
+    std::printf("%s %-8s %.3f s\n", name.c_str(), unit == "\n" ? "\\n" : unit.c_str(), seconds);
   }
+}
+
+// Row R42 with real merges, where runs of one character are tokens.
+TEST(TokenizerGoldenTest, MebibyteOfOneKindTakesUnderASecondWithRealMerges) {
+  NEED_DATA("data/tokenizers/gpt2/vocab.json");
+  const auto tokenizer = LoadNamed("gpt2");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  ExpectUnderASecond(**tokenizer, "gpt2", "");
+}
+
+// Row R42 where nothing cuts the text into pieces first.
+TEST(TokenizerGoldenTest, MebibyteOfOneKindTakesUnderASecondWithSentencePiecesFile) {
+  NEED_DATA("data/tokenizers/llama2/tokenizer.model");
+  const auto tokenizer = LoadLlama2FromModelFile();
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  ExpectUnderASecond(**tokenizer, "llama2", " ");
 }
 
 }  // namespace
