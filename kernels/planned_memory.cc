@@ -18,11 +18,11 @@ constexpr int64_t kRefBytes = 8;
 constexpr int64_t kTrailerBytes = 16;
 
 constexpr int64_t kCublasBytes = int64_t{32} << 20;
-// What the driver takes for kernels once they run, cuBLAS's among them: code, stacks. Measured on an
-// H200, 30 November 2026: 320 to 324 MiB, whatever the model.
+// What the driver takes for kernels once they run, cuBLAS's among them: code, stacks. Measured on
+// an H200, 30 November 2026: 320 to 324 MiB, whatever the model.
 constexpr int64_t kDriverBytes = int64_t{320} << 20;
 constexpr int64_t kPartialSumBytes = int64_t{8} << 20;
-constexpr int64_t kMostUnpackedBytes = int64_t{128} << 20;  // kMaxUnpackedBytes of linear_route.h
+constexpr int64_t kMaxUnpackedBytes = int64_t{128} << 20;  // linear_route.h, whose test compares it
 constexpr int64_t kUploadBytes = int64_t{1} << 20;
 constexpr int64_t kNodeBytes = 2048;   // of a recorded kernel
 constexpr int64_t kNodesPerLayer = 9;  // norms, four linears, attention, SiLU
@@ -57,7 +57,7 @@ int64_t PlannedWeightBytes(std::span<const PlannedPart> parts) {
 int64_t PlannedScratchBytes(int64_t largest_int4_weights, int64_t int4_head_columns,
                             int32_t max_sequences) {
   return kDriverBytes + kCublasBytes + kPartialSumBytes + kUploadBytes +
-         std::min(largest_int4_weights * kBFloat16Bytes, kMostUnpackedBytes) +
+         std::min(largest_int4_weights * kBFloat16Bytes, kMaxUnpackedBytes) +
          int4_head_columns * std::min(max_sequences, kMostFusedRows) * kBFloat16Bytes;
 }
 

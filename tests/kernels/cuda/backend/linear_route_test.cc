@@ -3,6 +3,7 @@
 #include "kernels/cuda/backend/linear_route.h"
 
 #include "gtest/gtest.h"
+#include "kernels/planned_memory.h"
 
 namespace flashquant::cuda {
 namespace {
@@ -32,6 +33,14 @@ TEST(MaxPassRowsTest, DevicesNobodyMeasuredTakeTwoPasses) {
   for (const int32_t major : {8, 10, 12}) {
     EXPECT_EQ(MaxPassRows(major, Layout(14848, 75264, 0.01)), 64);
   }
+}
+
+// The plan is in builds without CUDA too and so has the number a second time.
+TEST(UnpackedBytesTest, MemoryPlanCountsWhatIsUnpackedAtOnce) {
+  const auto planned = [](int64_t weights) { return PlannedScratchBytes(weights, 0, 1); };
+  EXPECT_EQ(planned(int64_t{1} << 40) - planned(0), kMaxUnpackedBytes);
+  EXPECT_EQ(planned(kMaxUnpackedBytes / 2) - planned(0), kMaxUnpackedBytes);
+  EXPECT_EQ(planned(kMaxUnpackedBytes / 2 - 1) - planned(0), kMaxUnpackedBytes - 2);
 }
 
 }  // namespace
