@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <exception>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -107,7 +108,7 @@ class Engine::Impl {
         thread_([this] { Run(); }) {}
 
   ~Impl() {
-    inbox_->Close(DrainingError());
+    inbox_->Close(draining_);
     stop_.store(true);
     inbox_->Ring();
     thread_.join();
@@ -115,6 +116,15 @@ class Engine::Impl {
 
   absl::StatusOr<std::shared_ptr<RequestStream>> Submit(GenerateRequest request,
                                                         std::shared_ptr<void> user_data) {
+    try {
+      return SubmitOrThrow(std::move(request), std::move(user_data));
+    } catch (const std::bad_alloc&) {
+      return no_memory_;
+    }
+  }
+
+  absl::StatusOr<std::shared_ptr<RequestStream>> SubmitOrThrow(GenerateRequest request,
+                                                               std::shared_ptr<void> user_data) {
     FQ_RETURN_IF_ERROR(CheckRequest(config_, dependencies_, &request));
     const TimePoint now = dependencies_.clock->Now();
     if (request.arrival == TimePoint{}) request.arrival = now;
@@ -136,7 +146,7 @@ class Engine::Impl {
   bool Drain(TimePoint deadline) {
     EngineHealth serving = EngineHealth::kServing;
     health_.compare_exchange_strong(serving, EngineHealth::kDraining);
-    inbox_->Close(DrainingError());
+    inbox_->Close(draining_);
     if (inbox_->WaitUntilAllEnded(deadline - dependencies_.clock->Now())) return true;
     end_all_.store(true);
     inbox_->Ring();
@@ -174,18 +184,23 @@ class Engine::Impl {
         Fail(more.status());
         return;
       }
-      if (end_all_.exchange(false)) loop_.EndAll(DrainingError(), GenerationEnd::kDrained);
+      if (end_all_.exchange(false) && !EndAll(draining_, GenerationEnd::kDrained)) {
+        Fail(no_memory_in_step_);
+        return;
+      }
       // The step has taken the bell's ring, perhaps that of the destructor.
       if (!*more && !stop_.load()) inbox_->Wait(loop_.TimeToNextDeadline());
     }
-    loop_.EndAll(DrainingError(), GenerationEnd::kDrained);
+    if (!EndAll(draining_, GenerationEnd::kDrained)) return;
     // Collects what is still in flight: nobody may free the runner under a running step.
     while (RunStepWithoutThrowing().value_or(false)) {
     }
+    if (interrupted_) EndAll(draining_, GenerationEnd::kDrained);
   }
 
   // We do not throw, but the standard library may (out of memory). What an exception interrupted is
-  // in no known state, so it ends the engine like a device error.
+  // in no known state, so it ends the engine like a device error. From then on memory may still be
+  // short: the way out takes none.
   absl::StatusOr<bool> RunStepWithoutThrowing() {
     in_step_.store(true);
     absl::StatusOr<bool> more = CatchStep();
@@ -198,19 +213,29 @@ class Engine::Impl {
     try {
       if (reset_prefix_cache_.exchange(false)) loop_.ResetPrefixCache();
       return loop_.RunStep();
+    } catch (const std::bad_alloc&) {
+      interrupted_ = true;
+      return no_memory_in_step_;
     } catch (const std::exception& exception) {
+      interrupted_ = true;
       return InternalError("exception in an engine step: {}", exception.what());
     } catch (...) {
+      interrupted_ = true;
       return InternalError("exception in an engine step");
     }
   }
 
-  // Ends all that it can: what was interrupted before may fail again here.
-  void EndAllWithoutThrowing() {
+  // Ends all requests with `error`; false when an exception, this time or before, left only the
+  // way that asks for no state.
+  bool EndAll(const absl::Status& error, GenerationEnd end) noexcept {
     try {
-      loop_.EndAll(EngineFailedError(), GenerationEnd::kError);
+      if (!interrupted_) loop_.EndAll(error, end);
     } catch (...) {
+      interrupted_ = true;
     }
+    if (!interrupted_) return true;
+    loop_.Abandon(end == GenerationEnd::kDrained ? drained_event_ : failed_event_);
+    return false;
   }
 
   void Fail(const absl::Status& error) {
@@ -220,21 +245,28 @@ class Engine::Impl {
     }
     health_.store(EngineHealth::kFailed);
     // Before the requests are ended: none may slip in between.
-    inbox_->Close(EngineFailedError());
-    EndAllWithoutThrowing();
-    // Whom an exception left without an end must not keep a drain waiting for ever.
+    inbox_->Close(failed_event_.status);
+    EndAll(failed_event_.status, GenerationEnd::kError);
+    // Not all were counted on the way without state.
     inbox_->GiveUp();
     if (dependencies_.on_failure) dependencies_.on_failure(error);
   }
 
   const EngineConfig config_;
   const SteadyClock own_clock_;
+  // Made while there is memory; copies of them take none (the reasons are short).
+  const absl::Status draining_ = DrainingError();
+  const absl::Status no_memory_ = NoMemoryError();
+  const absl::Status no_memory_in_step_ = InternalError("out of memory in an engine step");
+  const FinishedEvent drained_event_ = ErrorEvent(draining_);
+  const FinishedEvent failed_event_ = ErrorEvent(EngineFailedError());
   std::unique_ptr<prometheus::Registry> own_registry_;
   std::unique_ptr<Metrics> own_metrics_;
   const EngineDependencies dependencies_;
   const std::shared_ptr<RequestInbox> inbox_;
   EngineLoop loop_;  // engine thread only, but for stats()
 
+  bool interrupted_ = false;  // engine thread only: an exception came out of loop_
   std::atomic<bool> stop_{false};
   std::atomic<bool> end_all_{false};
   std::atomic<bool> reset_prefix_cache_{false};

@@ -20,7 +20,7 @@ struct EngineConfig {
   // Every greedy answer is that of its solo run, bit for bit: steps of one shape, no prefix cache,
   // no preemption (SchedulerConfig::uniform_steps).
   bool deterministic = false;
-  bool prefix_cache = true;    // keep what prompts have in common
+  bool prefix_cache = true;  // keep what prompts have in common
   // Ageing: a step of priority is worth this much of waiting.
   int32_t priority_ageing_ms = 2000;
 

@@ -2,6 +2,7 @@
 #include "engine/engine_loop.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "engine/base/error_reason.h"
@@ -56,6 +57,13 @@ GenerationEnd ToGenerationEnd(FinishReason reason) {
 
 }  // namespace
 
+FinishedEvent ErrorEvent(absl::Status error) {
+  FinishedEvent event;
+  event.error_reason = ReasonOf(error);
+  event.status = std::move(error);
+  return event;
+}
+
 EngineLoop::LiveRequest::LiveRequest(AcceptedRequest accepted,
                                      const EngineDependencies& dependencies)
     : request(std::move(accepted.request)),
@@ -71,6 +79,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const EngineDependencies& dep
       runner_(dependencies.runner),
       metrics_(dependencies.metrics),
       clock_(dependencies.clock),
+      no_memory_(ErrorEvent(NoMemoryError())),
       scheduler_(ToSchedulerConfig(config)),
       fill_wait_(DurationFromSeconds(config.fill_wait_ms / 1000),
                  DurationFromSeconds(config.gap_target_ms / 1000)) {
@@ -113,18 +122,36 @@ void EngineLoop::TakeInbox() {
     fill_wait_.Arrived(clock_->Now(), static_cast<int64_t>(arrived.size()));
   }
   for (AcceptedRequest& accepted : arrived) {
-    const SequenceId id = next_id_++;
-    auto live = std::make_unique<LiveRequest>(std::move(accepted), dependencies_);
-    GenerateRequest& request = live->request;
-    scheduler_.Add(id, {.prompt_tokens = std::move(request.prompt_tokens),
-                        .sampling = request.sampling,
-                        .stop = request.stop,
-                        .max_output_tokens = request.stop.max_output_tokens,
-                        .priority = request.priority,
-                        .cache_salt = request.cache_salt,
-                        .arrival = request.arrival});
-    live_.emplace(id, std::move(live));
+    const std::shared_ptr<RequestStream> stream = accepted.stream;
+    try {
+      Add(std::move(accepted));
+    } catch (const std::bad_alloc&) {
+      RefuseForMemory(stream);
+    }
   }
+}
+
+void EngineLoop::Add(AcceptedRequest accepted) {
+  const SequenceId id = next_id_++;
+  LiveRequests added;  // a map, whose node changes places without taking memory
+  added.emplace(id, std::make_unique<LiveRequest>(std::move(accepted), dependencies_));
+  GenerateRequest& request = added.at(id)->request;
+  scheduler_.Add(id, {.prompt_tokens = std::move(request.prompt_tokens),
+                      .sampling = request.sampling,
+                      .stop = request.stop,
+                      .max_output_tokens = request.stop.max_output_tokens,
+                      .priority = request.priority,
+                      .cache_salt = request.cache_salt,
+                      .arrival = request.arrival});
+  live_.merge(added);
+}
+
+void EngineLoop::RefuseForMemory(const std::shared_ptr<RequestStream>& stream) {
+  inbox_->LeftQueue();
+  inbox_->Forget(stream->request_id());
+  stream->FinishIfOpen(no_memory_);
+  Notify(stream);
+  inbox_->Ended();
 }
 
 void EngineLoop::EndCancelledAndExpired(TimePoint now) {
@@ -285,10 +312,8 @@ void EngineLoop::End(LiveRequests::iterator live, FinishedEvent event,
 }
 
 void EngineLoop::PublishEnds() {
-  while (!ended_.empty()) {
-    // Taken out first: after an exception none may be published twice.
-    EndedRequest ended = std::move(ended_.front());
-    ended_.pop_front();
+  for (; !ended_.empty(); ended_.pop_front()) {
+    EndedRequest& ended = ended_.front();  // taken out last: Abandon must find it
     // First, so that a client that has seen the end may use the id again.
     inbox_->Forget(ended.stream->request_id());
     if (ended.last_token.has_value()) {
@@ -304,10 +329,7 @@ void EngineLoop::PublishEnds() {
 
 void EngineLoop::EndWithError(LiveRequests::iterator live, absl::Status error,
                               std::optional<GenerationEnd> end, ReleaseReason release) {
-  FinishedEvent event;
-  event.error_reason = ReasonOf(error);
-  event.status = std::move(error);
-  End(live, std::move(event), end, release);
+  End(live, ErrorEvent(std::move(error)), end, release);
 }
 
 void EngineLoop::EndAll(const absl::Status& error, GenerationEnd end) {
@@ -317,7 +339,33 @@ void EngineLoop::EndAll(const absl::Status& error, GenerationEnd end) {
   PublishEnds();
 }
 
-void EngineLoop::Notify(const std::shared_ptr<RequestStream>& stream) {
+void EngineLoop::Abandon(const FinishedEvent& event) noexcept {
+  const RequestInbox::Streams open = inbox_->TakeAll();
+  {
+    EngineStats stats;
+    stats.kv_blocks_total = scheduler_.usable_blocks();
+    stats.steps = num_steps_;
+    MutexLock lock(&mu_);
+    stats_ = stats;
+  }
+  metrics_->SetRequests(0, 0, 0, 0);
+  metrics_->SetOldestWaiting(std::nullopt);
+  const auto finish = [&](const std::shared_ptr<RequestStream>& stream) {
+    stream->FinishIfOpen(event);
+    Notify(stream);
+  };
+  for (const EndedRequest& ended : ended_) finish(ended.stream);
+  for (const auto& [id, stream] : open) finish(stream);
+  for (; !in_flight_.empty(); in_flight_.pop_front()) {
+    try {
+      // For the waiting alone: nobody may free the runner under a running step.
+      static_cast<void>(runner_->Collect());
+    } catch (...) {
+    }
+  }
+}
+
+void EngineLoop::Notify(const std::shared_ptr<RequestStream>& stream) noexcept {
   if (dependencies_.listener != nullptr) dependencies_.listener->OnStreamReady(stream);
 }
 

@@ -26,6 +26,9 @@
 
 namespace flashquant {
 
+// The terminal event of a request that ends with `error` (not OK) and its reason.
+FinishedEvent ErrorEvent(absl::Status error);
+
 // Engine thread only, stats() excepted. `inbox`, and what `dependencies` points to, outlive it;
 // runner, metrics and clock are set.
 class EngineLoop final {
@@ -45,6 +48,12 @@ class EngineLoop final {
   // Ends every accepted request, the ones in the inbox included, with `error`.
   void EndAll(const absl::Status& error, GenerationEnd end);
 
+  // EndAll for when an exception (memory was short) has interrupted a call and nothing is in a
+  // known state: ends every request that has not ended, without looking at any other state and
+  // without taking memory if copying `event` takes none. Then waits for the steps in flight. No
+  // other call but stats() may follow.
+  void Abandon(const FinishedEvent& event) noexcept;
+
   void ResetPrefixCache() { scheduler_.ClearPrefixCache(); }
 
   // Snapshot of the last step boundary. Any thread.
@@ -63,7 +72,7 @@ class EngineLoop final {
     TimePoint last_token{};
   };
   using LiveRequests = std::map<SequenceId, std::unique_ptr<LiveRequest>>;  // by arrival
-  // A request that has ended, its terminal event not yet pushed.
+  // A request that has ended, its terminal event not yet pushed or just being pushed.
   struct EndedRequest {
     std::shared_ptr<RequestStream> stream;
     FinishedEvent event;
@@ -79,6 +88,9 @@ class EngineLoop final {
   };
 
   void TakeInbox();
+  // Changes nothing when there is no memory for it.
+  void Add(AcceptedRequest accepted);
+  void RefuseForMemory(const std::shared_ptr<RequestStream>& stream);
   void EndCancelledAndExpired(TimePoint now);
   void UpdatePauses();
   void AnnounceAdmitted(TimePoint now);
@@ -94,7 +106,7 @@ class EngineLoop final {
   void EndWithError(LiveRequests::iterator live, absl::Status error,
                     std::optional<GenerationEnd> end, ReleaseReason release);
   void FillUsage(const LiveRequest& live, SequenceId id, FinishedEvent* event) const;
-  void Notify(const std::shared_ptr<RequestStream>& stream);
+  void Notify(const std::shared_ptr<RequestStream>& stream) noexcept;
   void PublishStats(TimePoint now);
   void ReportCounters();
   // Pushes the terminal events. After PublishStats: who has seen the end of a request finds it gone
@@ -107,6 +119,7 @@ class EngineLoop final {
   StepRunner* const runner_;
   Metrics* const metrics_;
   const Clock* const clock_;
+  const FinishedEvent no_memory_;
 
   Scheduler scheduler_;
   FillWait fill_wait_;

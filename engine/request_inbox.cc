@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/base/error_reason.h"
+#include "engine/base/make_room.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
@@ -25,7 +26,7 @@ absl::Status RequestInbox::Push(AcceptedRequest accepted) {
   {
     MutexLock lock(&mu_);
     if (!closed_.ok()) return closed_;
-    if (open_ids_.contains(accepted.request.request_id)) {
+    if (open_.contains(accepted.request.request_id)) {
       return WithSubject(
           WithReason(AlreadyExistsError("request_id: already running"), "DUPLICATE_REQUEST_ID"),
           {.field = "request_id"});
@@ -35,7 +36,8 @@ absl::Status RequestInbox::Push(AcceptedRequest accepted) {
           WithReason(ResourceExhaustedError("queue full (limit {})", max_waiting_), "QUEUE_FULL"),
           {.limit = max_waiting_});
     }
-    open_ids_.insert(accepted.request.request_id);
+    MakeRoom(1, &queue_);
+    open_.emplace(accepted.request.request_id, accepted.stream);
     ++num_waiting_;
     ++num_unended_;
     queue_.push_back(std::move(accepted));
@@ -64,6 +66,13 @@ std::vector<AcceptedRequest> RequestInbox::Take() {
   return std::exchange(queue_, {});
 }
 
+RequestInbox::Streams RequestInbox::TakeAll() noexcept {
+  std::vector<AcceptedRequest> dropped;  // outlives the lock: their streams hold this inbox
+  MutexLock lock(&mu_);
+  std::swap(dropped, queue_);
+  return std::exchange(open_, {});
+}
+
 void RequestInbox::Wait(std::optional<Duration> timeout) {
   const TimePoint until = WaitEnd(timeout);
   MutexLock lock(&mu_);
@@ -84,7 +93,7 @@ void RequestInbox::LeftQueue() {
 
 void RequestInbox::Forget(const std::string& request_id) {
   MutexLock lock(&mu_);
-  FQ_CHECK(open_ids_.erase(request_id) == 1);
+  FQ_CHECK(open_.erase(request_id) == 1);
 }
 
 void RequestInbox::Ended() {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,15 +31,20 @@ class RequestInbox final : public EngineBell {
 
   // Any thread, never waits. RESOURCE_EXHAUSTED [QUEUE_FULL], ALREADY_EXISTS
   // [DUPLICATE_REQUEST_ID] when a request of that id has not ended, or the error of Close; nothing
-  // is taken then.
+  // is taken then, nor when there is no memory (std::bad_alloc).
   absl::Status Push(AcceptedRequest accepted);
   // Refuses all later pushes with `error` (not OK). The first call decides.
   void Close(absl::Status error);
   // Wakes the consumer. A ring while nobody waits is remembered.
   void Ring() override;
 
+  using Streams = std::unordered_map<std::string, std::shared_ptr<RequestStream>>;  // by id
+
   // Consumer. What was pushed since the last call.
   std::vector<AcceptedRequest> Take();
+  // Consumer, after Close: the streams of all requests that are not forgotten. Empties the queue.
+  // Takes no memory.
+  Streams TakeAll() noexcept;
   // Waits until something was pushed or the bell rang since the last Take, or, if given, until
   // `timeout` is over.
   void Wait(std::optional<Duration> timeout);
@@ -66,7 +71,7 @@ class RequestInbox final : public EngineBell {
   int32_t num_waiting_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t num_unended_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
-  std::unordered_set<std::string> open_ids_ ABSL_GUARDED_BY(mu_);
+  Streams open_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace flashquant

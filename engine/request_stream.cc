@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "engine/base/make_room.h"
 #include "kernels/base/check.h"
 
 namespace flashquant {
@@ -66,6 +67,9 @@ void RequestStream::PushAdmitted(int64_t cached_prompt_tokens) {
 void RequestStream::AddToken(int32_t token_id, TimePoint time,
                              std::optional<OutputLogprobs> logprobs) {
   FQ_CHECK(!finished_);
+  MakeRoom(1, &update_.token_ids);
+  MakeRoom(1, &update_.token_times);
+  if (logprobs.has_value()) MakeRoom(1, &update_.logprobs);
   update_.token_ids.push_back(token_id);
   update_.token_times.push_back(time);
   if (logprobs.has_value()) update_.logprobs.push_back(*std::move(logprobs));
@@ -84,6 +88,14 @@ void RequestStream::PushFinished(FinishedEvent event) {
   FQ_CHECK(!finished_);
   finished_ = true;
   update_.finished = std::move(event);
+  ready_.NotifyOne();
+}
+
+void RequestStream::FinishIfOpen(const FinishedEvent& event) noexcept {
+  MutexLock lock(&mu_);
+  if (finished_) return;
+  finished_ = true;
+  update_.finished = event;
   ready_.NotifyOne();
 }
 

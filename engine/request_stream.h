@@ -21,11 +21,11 @@ namespace flashquant {
 class RequestStream;
 
 // Told, on the engine thread and without any lock held, that a stream has something to take. Must
-// only note it (push to a queue), never work or block. Outlives the engine.
+// only note it (link it into a queue), never work, block or take memory. Outlives the engine.
 class StreamListener {
  public:
   virtual ~StreamListener() = default;
-  virtual void OnStreamReady(const std::shared_ptr<RequestStream>& stream) = 0;
+  virtual void OnStreamReady(const std::shared_ptr<RequestStream>& stream) noexcept = 0;
 };
 
 // Everything that happened since the last Take.
@@ -69,7 +69,8 @@ class RequestStream final {
   void Cancel(CancelReason reason);
   std::optional<CancelReason> cancel_reason() const;
 
-  // Producer (engine thread) only. A push after Finish is a bug.
+  // Producer (engine thread) only. A push after Finish is a bug. One that finds no memory
+  // (std::bad_alloc) has changed nothing.
   void PushAdmitted(int64_t cached_prompt_tokens = 0);
   void PushToken(int32_t token_id, TimePoint time,
                  std::optional<OutputLogprobs> logprobs = std::nullopt);
@@ -78,6 +79,8 @@ class RequestStream final {
   // that it is the last one before it turns it into text.
   void PushLastToken(int32_t token_id, TimePoint time, FinishedEvent event,
                      std::optional<OutputLogprobs> logprobs = std::nullopt);
+  // PushFinished, unless it has finished. Takes no memory if copying `event` takes none.
+  void FinishIfOpen(const FinishedEvent& event) noexcept;
   // Undelivered tokens; the scheduler pauses the sequence at kMaxPendingTokens.
   int pending_tokens() const { return pending_tokens_.load(std::memory_order_relaxed); }
 

@@ -1,6 +1,7 @@
 // The way in of a Generate request.
 #include "server/call_submitter.h"
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -133,7 +134,11 @@ std::optional<RequestError> CallSubmitter::SubmitUncounted(
     return ErrorFromSubmit(stream.status());
   }
   (*session)->SetStream(*stream);
-  open_calls_.Add(std::move(call), *stream);
+  try {
+    open_calls_.Add(std::move(call), *stream);
+  } catch (const std::bad_alloc&) {
+    // The engine has it: it runs, unlisted.
+  }
   return std::nullopt;
 }
 

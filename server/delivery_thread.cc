@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 
 namespace flashquant {
@@ -25,31 +26,60 @@ DeliveryThread::~DeliveryThread() {
     wake_.NotifyOne();
   }
   thread_.join();
+  DeliveryNotes dropped;
+  while (Take(&dropped) != nullptr) {
+  }
   for (const auto& session : active_) session->Abandon();
 }
 
-void DeliveryThread::Push(Item item) {
-  MutexLock lock(&mu_);
-  queue_.push_back(std::move(item));
+void DeliveryThread::Queue(const std::shared_ptr<GenerateSession>& session) noexcept {
+  if (std::exchange(session->notes.queued, true)) return;
+  if (last_ == nullptr) {
+    first_ = session;
+  } else {
+    last_->notes.next = session;
+  }
+  last_ = session.get();
+  ++num_queued_;
   wake_.NotifyOne();
 }
 
-void DeliveryThread::OnStreamReady(const std::shared_ptr<RequestStream>& stream) {
-  auto session = std::static_pointer_cast<GenerateSession>(stream->user_data());
-  if (session->queued.exchange(true)) return;
-  Push({.what = What::kStreamReady, .session = std::move(session), .stream = stream});
+std::shared_ptr<GenerateSession> DeliveryThread::Take(DeliveryNotes* notes) noexcept {
+  MutexLock lock(&mu_);
+  const std::shared_ptr<GenerateSession> session = std::move(first_);
+  if (session == nullptr) return nullptr;
+  // From now on it can be queued again.
+  *notes = std::exchange(session->notes, DeliveryNotes());
+  first_ = std::move(notes->next);
+  if (first_ == nullptr) last_ = nullptr;
+  --num_queued_;
+  return session;
 }
 
-void DeliveryThread::OnWriteDone(std::shared_ptr<GenerateSession> session, bool ok) {
-  Push({.what = What::kWriteDone, .session = std::move(session), .write_ok = ok});
+void DeliveryThread::OnStreamReady(const std::shared_ptr<RequestStream>& stream) noexcept {
+  const auto session = std::static_pointer_cast<GenerateSession>(stream->user_data());
+  MutexLock lock(&mu_);
+  session->notes.ready = stream;
+  Queue(session);
 }
 
-void DeliveryThread::Register(std::shared_ptr<GenerateSession> session) {
-  Push({.what = What::kRegistered, .session = std::move(session)});
+void DeliveryThread::OnWriteDone(const std::shared_ptr<GenerateSession>& session,
+                                 bool ok) noexcept {
+  MutexLock lock(&mu_);
+  session->notes.write_ok = ok;
+  Queue(session);
 }
 
-void DeliveryThread::EndAll(const char* reason) {
-  Push({.what = What::kEndAll, .session = nullptr, .reason = reason});
+void DeliveryThread::Register(const std::shared_ptr<GenerateSession>& session) noexcept {
+  MutexLock lock(&mu_);
+  session->notes.registered = true;
+  Queue(session);
+}
+
+void DeliveryThread::EndAll(const char* reason) noexcept {
+  MutexLock lock(&mu_);
+  end_all_ = reason;
+  wake_.NotifyOne();
 }
 
 std::optional<std::chrono::steady_clock::time_point> DeliveryThread::NextLook() const {
@@ -63,41 +93,62 @@ std::optional<std::chrono::steady_clock::time_point> DeliveryThread::NextLook() 
   return std::chrono::steady_clock::now() + *wait;
 }
 
-bool DeliveryThread::WaitForItems(std::vector<Item>* items) {
+bool DeliveryThread::WaitForNotes() {
   const auto next_look = NextLook();
   MutexLock lock(&mu_);
-  while (queue_.empty() && !stop_) {
+  while (first_ == nullptr && end_all_ == nullptr && !stop_) {
     if (!next_look) {
       wake_.Wait(&mu_);
     } else if (!wake_.WaitUntil(&mu_, *next_look)) {
       break;
     }
   }
-  items->clear();
-  std::swap(*items, queue_);
   return !stop_;
 }
 
-void DeliveryThread::Handle(Item item) {
-  if (item.what == What::kEndAll) {
-    HandleEndAll(item.reason);
-    return;
+// What is queued meanwhile waits until the clock has been looked at.
+void DeliveryThread::HandleQueued() {
+  int64_t count = 0;
+  const char* end_all = nullptr;
+  {
+    MutexLock lock(&mu_);
+    count = num_queued_;
+    end_all = std::exchange(end_all_, nullptr);
   }
-  const TimePoint now = clock_->Now();
-  if (item.what == What::kStreamReady) {
-    // Before anything is taken: what comes from now on queues the stream again.
-    item.session->queued.store(false);
-    item.session->OnStreamReady(std::move(item.stream), now);
-  } else if (item.what == What::kWriteDone) {
-    item.session->OnWriteDone(item.write_ok, now);
-  } else if (ended_with_ != nullptr) {
-    item.session->End(ended_with_);
+  for (; count > 0; --count) {
+    DeliveryNotes notes;
+    const std::shared_ptr<GenerateSession> session = Take(&notes);
+    OrBreak(session, [&] { Handle(session, std::move(notes)); });
   }
-  Track(std::move(item.session));
+  if (end_all != nullptr) HandleEndAll(end_all);
 }
 
-void DeliveryThread::Track(std::shared_ptr<GenerateSession> session) {
-  if (session->write_in_flight() && !session->done()) {
+template <typename Action>
+void DeliveryThread::OrBreak(const std::shared_ptr<GenerateSession>& session, Action action) {
+  try {
+    action();
+  } catch (const std::bad_alloc&) {
+    // Where even this finds no memory the process ends: nobody else could end the call.
+    session->Break();
+    Untrack(session);
+  }
+}
+
+void DeliveryThread::Handle(const std::shared_ptr<GenerateSession>& session, DeliveryNotes notes) {
+  const TimePoint now = clock_->Now();
+  if (notes.registered && ended_with_ != nullptr) session->End(ended_with_);
+  if (notes.write_ok.has_value()) session->OnWriteDone(*notes.write_ok, now);
+  if (notes.ready != nullptr) session->OnStreamReady(std::move(notes.ready), now);
+  Track(session);
+}
+
+void DeliveryThread::Track(const std::shared_ptr<GenerateSession>& session) {
+  if (session->done()) {
+    Untrack(session);
+    return;
+  }
+  active_.insert(session);
+  if (session->write_in_flight()) {
     writing_.insert(session);
   } else {
     writing_.erase(session);
@@ -107,47 +158,51 @@ void DeliveryThread::Track(std::shared_ptr<GenerateSession> session) {
   } else {
     gathering_.erase(session);
   }
-  if (session->done()) {
-    active_.erase(session);
-  } else {
-    active_.insert(std::move(session));
-  }
+}
+
+void DeliveryThread::Untrack(const std::shared_ptr<GenerateSession>& session) {
+  writing_.erase(session);
+  gathering_.erase(session);
+  active_.erase(session);
 }
 
 void DeliveryThread::SendWhatIsDue(TimePoint now) {
-  std::vector<std::shared_ptr<GenerateSession>> due_now;
-  for (const auto& [session, due] : gathering_) {
-    if (due <= now) due_now.push_back(session);
-  }
-  for (auto& session : due_now) {
-    session->OnGatherDue(now);
-    Track(std::move(session));
+  // What is sent leaves the list, or is due later.
+  for (auto next = gathering_.begin(); next != gathering_.end();) {
+    const std::shared_ptr<GenerateSession> session = next->first;
+    const TimePoint due = next++->second;
+    if (due > now) continue;
+    OrBreak(session, [&] {
+      session->OnGatherDue(now);
+      Track(session);
+    });
   }
 }
 
 void DeliveryThread::HandleEndAll(const char* reason) {
   ended_with_ = reason;
-  for (const auto& session : active_) session->End(reason);
-  active_.clear();
+  while (!active_.empty()) {
+    const std::shared_ptr<GenerateSession> session = *active_.begin();
+    OrBreak(session, [&] { session->End(reason); });
+    active_.erase(session);
+  }
   writing_.clear();
   gathering_.clear();
 }
 
 void DeliveryThread::CheckSlowReaders() {
   const TimePoint now = clock_->Now();
-  std::erase_if(writing_, [&](const std::shared_ptr<GenerateSession>& session) {
-    session->CheckSlowReader(now);
-    if (!session->done()) return false;
-    active_.erase(session);
-    return true;
-  });
+  for (auto next = writing_.begin(); next != writing_.end();) {
+    const std::shared_ptr<GenerateSession> session = *next++;
+    OrBreak(session, [&] { session->CheckSlowReader(now); });
+    if (session->done()) Untrack(session);
+  }
 }
 
 void DeliveryThread::Run() {
-  std::vector<Item> items;
   TimePoint next_check = clock_->Now() + check_interval_;
-  while (WaitForItems(&items)) {
-    for (Item& item : items) Handle(std::move(item));
+  while (WaitForNotes()) {
+    HandleQueued();
     SendWhatIsDue(clock_->Now());
     if (const TimePoint now = clock_->Now(); now >= next_check) {
       CheckSlowReaders();

@@ -1,18 +1,18 @@
 // DeliveryThread: takes the streams that have something to say and lets their sessions write.
 //
 // One thread for all calls: it detokenises and starts writes, so that neither the engine thread nor
-// gRPC's few callback threads do. It never waits for a client. The queue is bounded by the number
-// of calls: a stream is in it at most once, beside one finished write.
+// gRPC's few callback threads do. It never waits for a client. The queue is a list through the
+// sessions with notes that it has not looked at: bounded by the number of calls, and no note takes
+// memory. A call for which memory runs short ends alone.
 #pragma once
 
-#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <thread>
-#include <vector>
 
 #include "engine/base/clock.h"
 #include "engine/request_stream.h"
@@ -30,34 +30,34 @@ class DeliveryThread final : public StreamListener {
   ~DeliveryThread() override;
 
   // Engine thread. The stream's user_data is a GenerateSession.
-  void OnStreamReady(const std::shared_ptr<RequestStream>& stream) override;
+  void OnStreamReady(const std::shared_ptr<RequestStream>& stream) noexcept override;
   // Any thread: the write that the session's sink started has ended.
-  void OnWriteDone(std::shared_ptr<GenerateSession> session, bool ok);
+  void OnWriteDone(const std::shared_ptr<GenerateSession>& session, bool ok) noexcept;
   // Any thread: a session that the engine has accepted. Known from now on, also to EndAll, although
   // the engine may never say anything about it.
-  void Register(std::shared_ptr<GenerateSession> session);
+  void Register(const std::shared_ptr<GenerateSession>& session) noexcept;
   // Any thread: ends every registered session with the error of `reason`, for an engine that is
   // stuck and cannot do it.
-  void EndAll(const char* reason);
+  void EndAll(const char* reason) noexcept;
 
  private:
-  enum class What { kRegistered, kStreamReady, kWriteDone, kEndAll };
-  struct Item {
-    What what;
-    std::shared_ptr<GenerateSession> session;         // not for kEndAll
-    std::shared_ptr<RequestStream> stream = nullptr;  // kStreamReady
-    bool write_ok = false;                            // kWriteDone
-    const char* reason = nullptr;                     // kEndAll
-  };
-  void Push(Item item);
+  void Queue(const std::shared_ptr<GenerateSession>& session) noexcept
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The first session of the queue and what its notes were; null when there is none.
+  std::shared_ptr<GenerateSession> Take(DeliveryNotes* notes) noexcept;
   void Run();
   // False when the thread must stop.
-  bool WaitForItems(std::vector<Item>* items);
-  void Handle(Item item);
+  bool WaitForNotes();
+  void HandleQueued();
+  void Handle(const std::shared_ptr<GenerateSession>& session, DeliveryNotes notes);
+  // Runs `action`; where it finds no memory, `session` ends.
+  template <typename Action>
+  void OrBreak(const std::shared_ptr<GenerateSession>& session, Action action);
   void HandleEndAll(const char* reason);
   void CheckSlowReaders();
   // Notes what the session waits for now.
-  void Track(std::shared_ptr<GenerateSession> session);
+  void Track(const std::shared_ptr<GenerateSession>& session);
+  void Untrack(const std::shared_ptr<GenerateSession>& session);
   void SendWhatIsDue(TimePoint now);
   // When there is something to do although nothing happens; unset = never.
   std::optional<std::chrono::steady_clock::time_point> NextLook() const;
@@ -67,7 +67,10 @@ class DeliveryThread final : public StreamListener {
 
   Mutex mu_;
   CondVar wake_;
-  std::vector<Item> queue_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<GenerateSession> first_ ABSL_GUARDED_BY(mu_);  // of the queue
+  GenerateSession* last_ ABSL_GUARDED_BY(mu_) = nullptr;
+  int64_t num_queued_ ABSL_GUARDED_BY(mu_) = 0;
+  const char* end_all_ ABSL_GUARDED_BY(mu_) = nullptr;  // not looked at yet
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
 
   // Delivery thread only: the sessions that are not done, those with a write in flight, and those

@@ -7,11 +7,16 @@
 #include <utility>
 #include <vector>
 
+#include "fmt/format.h"
 #include "grpcpp/support/proto_buffer_reader.h"
+#include "server/field_count.h"
 #include "server/status_mapping.h"
 
 namespace flashquant {
 namespace {
+
+// Whatever is in so few bytes takes no more than a few megabytes.
+constexpr size_t kParsedUncounted = 64 << 10;
 
 CancelReason CancelReasonOf(const grpc::CallbackServerContext& context, const Clock& clock,
                             TimePoint arrival) {
@@ -25,6 +30,10 @@ CancelReason CancelReasonOf(const grpc::CallbackServerContext& context, const Cl
 
 bool ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message) {
   grpc::ByteBuffer copy = bytes;  // shares the memory; the reader wants it writable
+  if (bytes.Length() > kParsedUncounted) {
+    grpc::ProtoBufferReader counted(&copy);
+    if (HasTooManyFields(message->GetDescriptor(), &counted)) return false;
+  }
   grpc::ProtoBufferReader reader(&copy);
   return reader.status().ok() && message->ParseFromZeroCopyStream(&reader);
 }
@@ -33,7 +42,9 @@ RequestError MalformedRequest() {
   RequestError error;
   error.code = absl::StatusCode::kInvalidArgument;
   error.reason = reason::kMalformedRequest;
-  error.message = "request: cannot be parsed, or a text in it is not valid UTF-8";
+  error.message = fmt::format(
+      "request: cannot be parsed, has over {} fields, or a text in it is not valid UTF-8",
+      kMaxFields);
   return error;
 }
 
@@ -144,12 +155,12 @@ GenerateReactor* GenerateReactor::Start(const CallEnvironment& environment,
                                         grpc::CallbackServerContext* context,
                                         const grpc::ByteBuffer& request) {
   auto* reactor = new GenerateReactor(environment, context);
-  std::optional<RequestError> error = CheckCredentials(environment, *context);
-  if (v1::GenerateRequest message; !error) {
-    error = ParseMessage(request, &message)
-                ? Submit(environment, *context, message, reactor, &reactor->session_)
-                : MalformedRequest();
-  }
+  const std::optional<RequestError> error = OrNoMemory([&]() -> std::optional<RequestError> {
+    if (auto refusal = CheckCredentials(environment, *context)) return refusal;
+    v1::GenerateRequest message;
+    if (!ParseMessage(request, &message)) return MalformedRequest();
+    return Submit(environment, *context, message, reactor, &reactor->session_);
+  });
   // gRPC runs what is started here after the handler has returned, so the reactor still lives.
   if (error) reactor->Finish(*error);
   return reactor;
@@ -193,12 +204,12 @@ GenerateTextReactor* GenerateTextReactor::Start(const CallEnvironment& environme
                                                 const grpc::ByteBuffer& request,
                                                 grpc::ByteBuffer* response) {
   auto* reactor = new GenerateTextReactor(environment, context, response);
-  std::optional<RequestError> error = CheckCredentials(environment, *context);
-  if (v1::GenerateTextRequest message; !error) {
-    error = ParseMessage(request, &message)
-                ? Submit(environment, *context, message.request(), reactor, &reactor->session_)
-                : MalformedRequest();
-  }
+  const std::optional<RequestError> error = OrNoMemory([&]() -> std::optional<RequestError> {
+    if (auto refusal = CheckCredentials(environment, *context)) return refusal;
+    v1::GenerateTextRequest message;
+    if (!ParseMessage(request, &message)) return MalformedRequest();
+    return Submit(environment, *context, message.request(), reactor, &reactor->session_);
+  });
   if (error) reactor->Finish(*error);
   return reactor;
 }

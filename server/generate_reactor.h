@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 
@@ -17,6 +18,7 @@
 #include "server/generate_session.h"
 #include "server/live_calls.h"
 #include "server/server_security.h"
+#include "server/status_mapping.h"
 
 namespace flashquant {
 
@@ -30,12 +32,23 @@ struct CallEnvironment {
 
 // Arrival now, and the client's deadline, if it has one.
 CallTimes TimesOf(const grpc::CallbackServerContext& context, const Clock& clock);
-// False when the bytes are not a message of this type, or a text field in it is not UTF-8.
+// False when the bytes are not a message of this type, a text field in it is not UTF-8, or it would
+// take far more memory than its bytes (field_count.h).
 bool ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
 RequestError MalformedRequest();
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 // The status of a failed call; asks the client to wait before a retry where that helps.
 grpc::Status FinishStatus(const RequestError& error, grpc::CallbackServerContext* context);
+
+// The error of `begin`, or that of a call for which there is no memory; nullopt: none.
+template <typename Begin>
+std::optional<RequestError> OrNoMemory(Begin begin) {
+  try {
+    return begin();
+  } catch (const std::bad_alloc&) {
+    return ErrorForReason(reason::kQueueFull);
+  }
+}
 
 // Why this caller is refused; counts it. The first thing that every method does, the unknown ones
 // included; only health is open.

@@ -81,6 +81,7 @@ void GenerateSession::Pump(TimePoint now) {
     done_ = true;
     stream_.reset();
     sink_->WriteAndFinish(std::move(response));
+    told_ = true;
     return;
   }
   write_in_flight_ = true;
@@ -122,6 +123,9 @@ void GenerateSession::Gather(const StreamUpdate& update, TimePoint now) {
   if (settings_.output.token_ids) {
     gathered_.mutable_token_ids()->Add(update.token_ids.begin(), update.token_ids.end());
   }
+  // Room first: a protobuf list that finds none for its new object loses the object.
+  auto* list = gathered_.mutable_logprobs();
+  list->Reserve(list->size() + static_cast<int>(update.logprobs.size()));
   for (const OutputLogprobs& logprobs : update.logprobs) AddLogprobs(logprobs);
   if (settings_.text == nullptr) return;
   std::string* text = gathered_.mutable_text();
@@ -159,6 +163,7 @@ void GenerateSession::SendGathered(TimePoint now) {
 void GenerateSession::AddLogprobs(const OutputLogprobs& logprobs) {
   v1::Logprob* added = gathered_.add_logprobs();
   *added->mutable_chosen() = ToProto(logprobs.chosen);
+  added->mutable_top()->Reserve(static_cast<int>(logprobs.top.size()));
   for (const TokenLogprob& top : logprobs.top) *added->add_top() = ToProto(top);
 }
 
@@ -212,12 +217,20 @@ void GenerateSession::End(const char* reason) {
   if (!done_) FinishWith(ErrorForReason(reason));
 }
 
+void GenerateSession::Break() {
+  Cancel(CancelReason::kClient);
+  if (!told_) FinishWith(ErrorForReason(reason::kInternalError));
+}
+
 void GenerateSession::FinishWith(const RequestError& error) {
-  done_ = true;
-  CountAbort(error);
-  if (write_in_flight_ && settings_.metrics != nullptr) settings_.metrics->AddPendingMessages(-1);
+  // First: once the sink is told, what counts may be gone.
+  if (!std::exchange(done_, true)) {
+    CountAbort(error);
+    if (write_in_flight_ && settings_.metrics != nullptr) settings_.metrics->AddPendingMessages(-1);
+  }
   stream_.reset();
   sink_->Finish(error);
+  told_ = true;
 }
 
 void GenerateSession::CountAbort(const RequestError& error) {

@@ -5,10 +5,9 @@
 // into the next message, and a client that does not read makes the stream fill up, so that the
 // engine pauses the sequence. A client may ask for fewer, larger messages: then tokens are gathered
 // until there are output.tokens_per_message, but none waits longer than kGatherTime. No gRPC here:
-// the RPC is a CallSink.
+// the RPC is a CallSink. Where memory runs short a call ends alone, see Break.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -27,7 +26,8 @@
 namespace flashquant {
 
 // The RPC. Called on the delivery thread only, with no lock held. After WriteAndFinish or Finish
-// it must not be touched any more: it may be gone.
+// it must not be touched any more: it may be gone. Where one ends with std::bad_alloc, nothing was
+// sent.
 class CallSink {
  public:
   virtual ~CallSink() = default;
@@ -48,6 +48,18 @@ struct SessionSettings {
   const Tokenizer* tokenizer = nullptr;  // for the bytes of logprobs' tokens; may be null
   Duration slow_reader{};                // a reader that stops this long ends the call
   Metrics* metrics = nullptr;            // may be null
+};
+
+class GenerateSession;
+
+// What the delivery thread has been told about a session and has not looked at yet. Kept with the
+// session, so that telling it takes no memory.
+struct DeliveryNotes {
+  bool registered = false;
+  std::shared_ptr<RequestStream> ready = nullptr;   // it has something to take
+  std::optional<bool> write_ok = std::nullopt;      // a write has ended
+  bool queued = false;                              // in the thread's queue
+  std::shared_ptr<GenerateSession> next = nullptr;  // behind it there
 };
 
 class GenerateSession final {
@@ -74,14 +86,16 @@ class GenerateSession final {
   void CheckSlowReader(TimePoint now);
   // Ends the call with the error of `reason`, whatever the engine does.
   void End(const char* reason);
+  // After one of these ended with std::bad_alloc: cancels what the engine does and ends the call,
+  // if the sink has not been told an end. Can end so too, and be called again.
+  void Break();
   TimePoint arrival() const { return settings_.arrival; }  // any thread
   bool write_in_flight() const { return write_in_flight_; }
   bool done() const { return done_; }
   // Lets go of the stream, which holds the session. For the end of the delivery thread.
   void Abandon() { stream_.reset(); }
 
-  // Whether the stream is already in the delivery thread's queue.
-  std::atomic<bool> queued{false};
+  DeliveryNotes notes;  // the delivery thread's, under its lock
 
  private:
   void Pump(TimePoint now);
@@ -115,7 +129,8 @@ class GenerateSession final {
   std::optional<RequestError> error_;        // the end, once the outbox is empty
   bool ended_ = false;                       // the terminal event was taken
   bool broken_ = false;                      // a write failed: the client is gone
-  bool done_ = false;                        // the sink was told the end
+  bool done_ = false;                        // the sink is told the end, or just being told
+  bool told_ = false;                        // it is
   bool write_in_flight_ = false;
   bool admitted_ = false;
   TimePoint write_started_{};

@@ -28,6 +28,7 @@ namespace flashquant {
 namespace {
 
 constexpr int kMaxReceiveBytes = 4 << 20;
+constexpr int kMaxAdminReceiveBytes = 64 << 10;  // a request id, or a question of reflection
 constexpr int kMaxSendBytes = 4 << 20;
 constexpr size_t kMemoryQuotaBytes = size_t{512} << 20;
 constexpr int kMinPingIntervalMs = 20 * 1000;
@@ -106,6 +107,7 @@ class InferenceServer::Impl {
   absl::Status StartAdmin(const InferenceServerOptions& options) {
     grpc::ServerBuilder builder;
     AddArguments(options, &builder);
+    builder.SetMaxReceiveMessageSize(kMaxAdminReceiveBytes);
     builder.AddListeningPort(options.admin_address, credentials_, &admin_port_);
     builder.RegisterService(&admin_);
     if (options.reflection) builder.RegisterService(&admin_reflection_);

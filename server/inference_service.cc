@@ -11,64 +11,66 @@
 namespace flashquant {
 namespace {
 
-// Runs a method that needs no engine: `validate` gives the error, `answer` fills the response.
+// Runs a method that needs no engine: `validate` gives the error, `answer` fills the response or
+// gives one too.
 template <typename Request, typename Response>
 grpc::ServerUnaryReactor* RunUnary(
     const CallEnvironment& environment, RpcMethod method, grpc::CallbackServerContext* context,
     const grpc::ByteBuffer& request_bytes, grpc::ByteBuffer* response_bytes,
     std::optional<RequestError> (*validate)(const Request&, const RequestLimits&),
-    void (*answer)(const Request&, const ServingModel&, Response*)) {
+    std::optional<RequestError> (*answer)(const Request&, const ServingModel&, Response*)) {
   CallCounter counter(environment, method);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  Request request;
-  RequestError not_serving;
-  const ServingModel* model = environment.submitter->Model(&not_serving);
-  std::optional<RequestError> error = CheckCredentials(environment, *context);
-  if (error) {
-    // Nothing of the request is looked at.
-  } else if (!ParseMessage(request_bytes, &request)) {
-    error = MalformedRequest();
-  } else if (model == nullptr) {
-    error = not_serving;
-  } else {
-    error = validate(request, model->mapper.options().limits);
-  }
-  if (error) {
-    counter.set_code(error->code);
-    reactor->Finish(FinishStatus(*error, context));
-    return reactor;
-  }
-  Response response;
-  answer(request, *model, &response);
-  *response_bytes = SerializeMessage(response);
-  reactor->Finish(grpc::Status::OK);
+  const std::optional<RequestError> error = OrNoMemory([&]() -> std::optional<RequestError> {
+    // First: without it nothing of the request is looked at.
+    if (auto refusal = CheckCredentials(environment, *context)) return refusal;
+    Request request;
+    if (!ParseMessage(request_bytes, &request)) return MalformedRequest();
+    RequestError not_serving;
+    const ServingModel* model = environment.submitter->Model(&not_serving);
+    if (model == nullptr) return not_serving;
+    if (auto invalid = validate(request, model->mapper.options().limits)) return invalid;
+    Response response;
+    if (auto too_long = answer(request, *model, &response)) return too_long;
+    *response_bytes = SerializeMessage(response);
+    return std::nullopt;
+  });
+  if (error) counter.set_code(error->code);
+  reactor->Finish(error ? FinishStatus(*error, context) : grpc::Status::OK);
   return reactor;
 }
 
-void AnswerTokenize(const v1::TokenizeRequest& request, const ServingModel& model,
-                    v1::TokenizeResponse* response) {
+std::optional<RequestError> AnswerTokenize(const v1::TokenizeRequest& request,
+                                           const ServingModel& model,
+                                           v1::TokenizeResponse* response) {
   const Tokenizer& tokenizer = *model.mapper.options().tokenizer;
   const std::optional<int32_t> bos = tokenizer.prompt_bos();
   if (request.add_bos() && bos) response->add_token_ids(static_cast<uint32_t>(*bos));
   const std::vector<int32_t> ids = tokenizer.Encode(
       request.text(), request.recognise_special() ? SpecialText::kRecognised : SpecialText::kPlain);
   response->mutable_token_ids()->Add(ids.begin(), ids.end());
+  return std::nullopt;
 }
 
-void AnswerDetokenize(const v1::DetokenizeRequest& request, const ServingModel& model,
-                      v1::DetokenizeResponse* response) {
+std::optional<RequestError> AnswerDetokenize(const v1::DetokenizeRequest& request,
+                                             const ServingModel& model,
+                                             v1::DetokenizeResponse* response) {
   const Tokenizer& tokenizer = *model.mapper.options().tokenizer;
   Utf8Repair repair;
   std::string* text = response->mutable_text();
   for (const uint32_t id : request.token_ids()) {
     repair.Append(tokenizer.TokenBytes(static_cast<int32_t>(id)), text);
+    if (text->size() > RequestLimits::kMaxDetokenizedBytes) return TextTooLong();
   }
   repair.Flush(text);
+  return std::nullopt;
 }
 
-void AnswerGetModel(const v1::GetModelRequest& /*request*/, const ServingModel& model,
-                    v1::GetModelResponse* response) {
+std::optional<RequestError> AnswerGetModel(const v1::GetModelRequest& /*request*/,
+                                           const ServingModel& model,
+                                           v1::GetModelResponse* response) {
   *response = model.info;
+  return std::nullopt;
 }
 
 class RefusingReactor final : public grpc::ServerGenericBidiReactor {

@@ -58,8 +58,7 @@ void Answer(const Services& services, const ServerReflectionRequest& request,
 }
 
 // One question at a time: read, answer, read.
-class Reactor final
-    : public grpc::ServerBidiReactor<ServerReflectionRequest, ServerReflectionResponse> {
+class Reactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit Reactor(const Services& services) : services_(services) { StartRead(&request_); }
   explicit Reactor(const Services& services, const grpc::Status& refusal) : services_(services) {
@@ -71,8 +70,16 @@ class Reactor final
       Finish(grpc::Status::OK);
       return;
     }
-    response_.Clear();
-    Answer(services_, request_, &response_);
+    ServerReflectionRequest request;
+    if (request_.Length() > ReflectionService::kMaxQuestionBytes ||
+        !ParseMessage(request_, &request)) {
+      Finish(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                          "question: cannot be parsed, or over 4096 bytes"));
+      return;
+    }
+    ServerReflectionResponse response;
+    Answer(services_, request, &response);
+    response_ = SerializeMessage(response);
     StartWrite(&response_);
   }
   void OnWriteDone(bool ok) override {
@@ -88,8 +95,8 @@ class Reactor final
   ~Reactor() override = default;
 
   const Services& services_;
-  ServerReflectionRequest request_;
-  ServerReflectionResponse response_;
+  grpc::ByteBuffer request_;
+  grpc::ByteBuffer response_;
 };
 
 }  // namespace
@@ -99,7 +106,7 @@ ReflectionService::ReflectionService(const CallEnvironment& environment, Service
   services_.emplace_back(ServerReflection::service_full_name());
 }
 
-grpc::ServerBidiReactor<ServerReflectionRequest, ServerReflectionResponse>*
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>*
 ReflectionService::ServerReflectionInfo(grpc::CallbackServerContext* context) {
   if (const auto error = CheckCredentials(environment_, *context)) {
     return new Reactor(services_, FinishStatus(*error, context));

@@ -1,6 +1,6 @@
 // Server reflection (grpc.reflection.v1alpha), behind the same credentials as every other method:
 // the library's plugin answers anybody. Not counted as an open call, so that a tool that stays
-// connected does not hold up a drain.
+// connected does not hold up a drain. An answer repeats its question, so questions are short.
 #pragma once
 
 #include <string>
@@ -11,15 +11,17 @@
 
 namespace flashquant {
 
-class ReflectionService final
-    : public grpc::reflection::v1alpha::ServerReflection::CallbackService {
+class ReflectionService final : public grpc::reflection::v1alpha::ServerReflection::
+                                    WithRawCallbackMethod_ServerReflectionInfo<
+                                        grpc::reflection::v1alpha::ServerReflection::Service> {
  public:
+  static constexpr size_t kMaxQuestionBytes = 4096;
+
   // `services`: full names of what the server offers; its own name is added.
   ReflectionService(const CallEnvironment& environment, std::vector<std::string> services);
 
-  grpc::ServerBidiReactor<grpc::reflection::v1alpha::ServerReflectionRequest,
-                          grpc::reflection::v1alpha::ServerReflectionResponse>*
-  ServerReflectionInfo(grpc::CallbackServerContext* context) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ServerReflectionInfo(
+      grpc::CallbackServerContext* context) override;
 
  private:
   const CallEnvironment environment_;

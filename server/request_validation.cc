@@ -354,6 +354,15 @@ std::optional<RequestError> ValidateTokenize(const v1::TokenizeRequest& request,
   return violations.Take();
 }
 
+RequestError TextTooLong() {
+  Violations violations;
+  violations.Add(reason::kParameterOutOfRange, "token_ids",
+                 fmt::format("text too long (limit {} bytes), send fewer",
+                             RequestLimits::kMaxDetokenizedBytes),
+                 fmt::format("{}", RequestLimits::kMaxDetokenizedBytes));
+  return *violations.Take();
+}
+
 std::optional<RequestError> ValidateDetokenize(const v1::DetokenizeRequest& request,
                                                const RequestLimits& limits) {
   if (std::optional<RequestError> error = CheckModelName(request.model(), limits)) return error;

@@ -30,6 +30,8 @@ struct RequestLimits {
   static constexpr int kMaxCacheSaltBytes = 64;
   static constexpr int64_t kMaxQueueTimeoutSeconds = 86400;
   static constexpr int kMaxDetokenizeIds = 1 << 20;
+  // A token may have a hundred bytes; clients take messages of 4 MiB.
+  static constexpr size_t kMaxDetokenizedBytes = size_t{3} << 20;
   // Details travel as metadata, which clients limit to 8 KiB: later violations are dropped.
   static constexpr int kMaxReportedViolations = 16;
 
@@ -47,6 +49,8 @@ std::optional<RequestError> ValidateGenerate(const v1::GenerateRequest& request,
                                              const RequestLimits& limits);
 std::optional<RequestError> ValidateTokenize(const v1::TokenizeRequest& request,
                                              const RequestLimits& limits);
+// Of ids whose text has more than kMaxDetokenizedBytes.
+RequestError TextTooLong();
 std::optional<RequestError> ValidateDetokenize(const v1::DetokenizeRequest& request,
                                                const RequestLimits& limits);
 std::optional<RequestError> ValidateGetModel(const v1::GetModelRequest& request,

@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/base/error_reason.h"
 #include "engine/base/exit_code.h"
 #include "engine/engine.h"
 #include "engine/metrics.h"
@@ -239,7 +240,7 @@ class ServeProcess {
     dependencies.eos_token_ids = model_->defaults.eos_token_ids;
     dependencies.vocab_size = model_->config.vocab_size;
     dependencies.on_failure = [this](const absl::Status& error) {
-      spdlog::error("engine failed: {}", std::string(error.message()));
+      spdlog::error("engine failed: {}", MessageOf(error));
       failed_.store(true);
       signals_.Notify();
     };
@@ -274,9 +275,8 @@ class ServeProcess {
     return deaf ? kExitSystem : 0;
   }
 
-  // The probe asks the server for its port.
   void CloseServer() {
-    listener_watchdog_.reset();
+    listener_watchdog_.reset();  // it asks the server for its port
     server_.reset();
   }
 

@@ -29,6 +29,11 @@ inline std::string ReasonOf(const absl::Status& status) {
   return payload.has_value() ? std::string(*payload) : std::string();
 }
 
+// The message without a copy: it may say that memory is short. Lives as long as `status`.
+inline std::string_view MessageOf(const absl::Status& status) {
+  return {status.message().data(), status.message().size()};
+}
+
 // What an error is about. Every member may be missing.
 struct ErrorSubject {
   std::string field = {};  // as clients name it: "stop.max_output_tokens"
@@ -49,6 +54,11 @@ inline constexpr std::array kErrorSubjectKeys = {"field", "limit", "got"};
   if (subject.limit.has_value()) attach("limit", std::to_string(*subject.limit));
   if (subject.got.has_value()) attach("got", std::to_string(*subject.got));
   return status;
+}
+
+// Refuses one request because there is no memory for it.
+[[nodiscard]] inline absl::Status NoMemoryError() {
+  return WithReason(absl::ResourceExhaustedError("no memory for another request"), "QUEUE_FULL");
 }
 
 }  // namespace flashquant

@@ -1,5 +1,6 @@
 #include "engine/scheduler/block_allocator.h"
 
+#include "engine/base/make_room.h"
 #include "kernels/base/check.h"
 #include "kernels/format/paged_kv.h"
 
@@ -15,9 +16,23 @@ BlockAllocator::BlockAllocator(int32_t num_blocks) {
 
 BlockAllocator::Block& BlockAllocator::HandedOut(int32_t id) {
   FQ_CHECK(id > kNullBlock && id <= usable_blocks());
-  Block& block = blocks_[static_cast<size_t>(id)];
-  FQ_CHECK(block.references > 0);
-  return block;
+  FQ_CHECK(At(id).references > 0);
+  return At(id);
+}
+
+void BlockAllocator::BecomeIdle(int32_t id) {
+  Block& head = At(kNullBlock);
+  At(id).newer = kNullBlock;
+  At(id).older = head.older;
+  At(head.older).newer = id;
+  head.older = id;
+  ++num_idle_;
+}
+
+void BlockAllocator::LeaveIdle(int32_t id) {
+  At(At(id).older).newer = At(id).newer;
+  At(At(id).newer).older = At(id).older;
+  --num_idle_;
 }
 
 int32_t BlockAllocator::TakeOne() {
@@ -26,9 +41,9 @@ int32_t BlockAllocator::TakeOne() {
     free_.pop_back();
     return id;
   }
-  const int32_t id = idle_.begin()->second;
-  idle_.erase(idle_.begin());
-  blocks_[static_cast<size_t>(id)].kept = false;
+  const int32_t id = At(kNullBlock).newer;
+  LeaveIdle(id);
+  At(id).kept = false;
   if (on_evict_) on_evict_(id);
   return id;
 }
@@ -39,9 +54,10 @@ bool BlockAllocator::Allocate(int32_t count, std::vector<int32_t>* ids) {
     ++num_failures_;
     return false;
   }
+  MakeRoom(static_cast<size_t>(count), ids);
   for (int32_t i = 0; i < count; ++i) {
     const int32_t id = TakeOne();
-    blocks_[static_cast<size_t>(id)].references = 1;
+    At(id).references = 1;
     ++num_used_;
     ++num_references_;
     ids->push_back(id);
@@ -49,37 +65,36 @@ bool BlockAllocator::Allocate(int32_t count, std::vector<int32_t>* ids) {
   return true;
 }
 
-void BlockAllocator::AddReference(int32_t id) {
+void BlockAllocator::AddReference(int32_t id) noexcept {
   FQ_CHECK(id > kNullBlock && id <= usable_blocks());
-  Block& block = blocks_[static_cast<size_t>(id)];
+  Block& block = At(id);
   if (block.references == 0) {
     FQ_CHECK(block.kept);
-    idle_.erase(block.idle_since);
+    LeaveIdle(id);
     ++num_used_;
   }
   ++block.references;
   ++num_references_;
 }
 
-void BlockAllocator::Release(int32_t id) {
+void BlockAllocator::Release(int32_t id) noexcept {
   Block& block = HandedOut(id);
   --num_references_;
   if (--block.references > 0) return;
   --num_used_;
   if (block.kept) {
-    block.idle_since = next_idle_++;
-    idle_.emplace(block.idle_since, id);
+    BecomeIdle(id);
   } else {
     free_.push_back(id);
   }
 }
 
-void BlockAllocator::SetKept(int32_t id, bool kept) {
+void BlockAllocator::SetKept(int32_t id, bool kept) noexcept {
   FQ_CHECK(id > kNullBlock && id <= usable_blocks());
-  Block& block = blocks_[static_cast<size_t>(id)];
+  Block& block = At(id);
   FQ_CHECK(block.references > 0 || block.kept);
   if (block.references == 0 && !kept) {
-    idle_.erase(block.idle_since);
+    LeaveIdle(id);
     free_.push_back(id);
   }
   block.kept = kept;

@@ -11,7 +11,7 @@
 namespace flashquant {
 
 // Move-only. Holds one reference to each of its blocks. Its allocator must outlive it. Engine
-// thread only.
+// thread only. A call that finds no memory (std::bad_alloc) has changed nothing; Clear needs none.
 class BlockTable final {
  public:
   explicit BlockTable(BlockAllocator* allocator) : allocator_(allocator) {}
@@ -21,6 +21,8 @@ class BlockTable final {
   BlockTable(const BlockTable&) = delete;
   BlockTable& operator=(const BlockTable&) = delete;
 
+  // Makes room for `num_blocks` in all, so that Grow and Share up to there need no memory.
+  void Reserve(int32_t num_blocks) { ids_.reserve(static_cast<size_t>(num_blocks)); }
   // Appends `count` (>= 0) new blocks, all or none: false when fewer are available.
   bool Grow(int32_t count) { return allocator_->Allocate(count, &ids_); }
   // Appends blocks that others own too, or that are idle.
@@ -29,7 +31,7 @@ class BlockTable final {
   // that was there.
   BlockTable Replace(int32_t index, int32_t id);
   // Returns all blocks, the last one first: so a block is never longer idle than one before it.
-  void Clear();
+  void Clear() noexcept;
 
   std::span<const int32_t> ids() const { return ids_; }
   int32_t num_blocks() const { return static_cast<int32_t>(ids_.size()); }

@@ -7,6 +7,9 @@
 // same hash are never taken for one another. Only whole blocks are shared, and only what the
 // scheduler adds: blocks of committed steps whose rows were finite.
 //
+// All memory but that of long salts is taken by the constructor, so that no insert, eviction or
+// look-up fails for want of it.
+//
 // Source: the idea is that of vLLM (hashed full blocks) and SGLang (a tree of prefixes).
 #pragma once
 
@@ -17,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
 #include "engine/scheduler/block_allocator.h"
 
@@ -47,24 +49,28 @@ class PrefixCache final {
 
   // Adds the used block `id`, which holds `tokens` [block_tokens], behind `chain`. Returns the
   // block that holds them in the cache from now on: `id`, or the one that did before, which the
-  // caller should own instead. -1, and the chain is broken, when its last node was forgotten.
+  // caller should own instead. -1, and the chain is broken, when its last node was forgotten or
+  // there is no memory for the salt.
   int32_t Extend(std::string_view salt, std::span<const int32_t> tokens, int32_t id,
                  PrefixChain* chain);
 
   // Takes out the node of the block `id`, which has one, and all behind it.
-  void Forget(int32_t id);
-  void Clear();
+  void Forget(int32_t id) noexcept;
+  void Clear() noexcept;
 
-  int32_t num_nodes() const { return static_cast<int32_t>(index_.size()); }
+  int32_t num_nodes() const { return num_nodes_; }
 
  private:
   static constexpr int64_t kNoNode = 0;
 
+  static constexpr int32_t kEnd = 0;  // the null block has no node
+
   struct Node {  // of one block id
     int64_t serial = kNoNode;
-    int64_t parent = kNoNode;  // serial
-    std::string salt;          // of a node without parent
-    std::vector<int32_t> tokens;
+    int64_t parent = kNoNode;     // serial
+    int32_t parent_block = kEnd;  // whose node that is or was
+    int32_t next = kEnd;          // block id: the next node of this bucket
+    std::string salt;             // of a node without parent
   };
   struct Key {
     int64_t parent = kNoNode;
@@ -79,38 +85,24 @@ class PrefixCache final {
       return H::combine(std::move(hash), key.parent, key.salt.size());
     }
   };
-  // The index holds block ids and compares what their nodes stand for.
-  struct KeyOf {
-    using is_transparent = void;
-    const std::vector<Node>* nodes;
-    Key operator()(int32_t id) const;
-    const Key& operator()(const Key& key) const { return key; }
-  };
-  struct HashOf {
-    using is_transparent = void;
-    KeyOf key_of;
-    template <typename T>
-    size_t operator()(const T& value) const {
-      return absl::Hash<Key>{}(key_of(value));
-    }
-  };
-  struct Equal {
-    using is_transparent = void;
-    KeyOf key_of;
-    template <typename A, typename B>
-    bool operator()(const A& a, const B& b) const {
-      return key_of(a) == key_of(b);
-    }
-  };
 
   Node& NodeOf(int32_t id) { return nodes_[static_cast<size_t>(id)]; }
-  void Remove(int32_t id);
-  std::vector<int32_t> IdsByAge() const;  // of all nodes
+  const Node& NodeOf(int32_t id) const { return nodes_[static_cast<size_t>(id)]; }
+  std::span<const int32_t> TokensOf(int32_t id) const;
+  Key KeyOf(int32_t id) const;
+  const int32_t& BucketOf(const Key& key) const;
+  int32_t& BucketOf(const Key& key);
+  int32_t FindNode(const Key& key) const;  // kEnd: nobody has it
+  void Remove(int32_t id) noexcept;
+  std::span<const int32_t> IdsByAge() noexcept;  // of all nodes; until the next call
 
   BlockAllocator* const allocator_;
   const int32_t block_tokens_;
-  std::vector<Node> nodes_;  // by block id
-  absl::flat_hash_set<int32_t, HashOf, Equal> index_;
+  std::vector<Node> nodes_;       // by block id
+  std::vector<int32_t> tokens_;   // [num_blocks, block_tokens], of the nodes
+  std::vector<int32_t> buckets_;  // first node of each; a power of two of them
+  std::vector<int32_t> by_age_;   // room for IdsByAge
+  int32_t num_nodes_ = 0;
   int64_t next_serial_ = 1;
 };
 

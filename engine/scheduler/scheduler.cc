@@ -13,7 +13,8 @@ namespace flashquant {
 Scheduler::Scheduler(const SchedulerConfig& config)
     : config_(config),
       allocator_(config.num_blocks),
-      prefix_cache_(&allocator_, config.block_tokens) {
+      prefix_cache_(&allocator_, config.block_tokens),
+      returning_(config.num_blocks) {
   FQ_CHECK(config.max_sequences >= 1 && config.token_budget >= 1);
   FQ_CHECK(config.priority_ageing > Duration::zero());
   FQ_CHECK(config.block_tokens >= 1 && config.row_multiple >= 1);
@@ -32,9 +33,13 @@ void Scheduler::Add(SequenceId id, SequenceRequest request) {
   FQ_CHECK(sequences_.empty() || id > sequences_.rbegin()->first);
   auto sequence =
       std::make_unique<Sequence>(id, std::move(request), config_.priority_ageing, &allocator_);
-  FQ_CHECK(BlocksFor(sequence->max_kv_tokens()) <= usable_blocks());
-  waiting_.insert(sequence->rank);
+  const int32_t most_blocks = BlocksFor(sequence->max_kv_tokens());
+  FQ_CHECK(most_blocks <= usable_blocks());
+  sequence->blocks.Reserve(most_blocks);
+  // The first change is the last that takes memory.
+  std::set<Rank> rank = {sequence->rank};
   sequences_.emplace(id, std::move(sequence));
+  waiting_.merge(rank);
 }
 
 const StepPlan& Scheduler::Schedule() {
@@ -198,9 +203,8 @@ Sequence* Scheduler::ChooseVictim(const Sequence& for_whom) {
 }
 
 void Scheduler::Preempt(Sequence* victim, PreemptionCause cause) {
-  running_.erase(victim->rank);
-  preempted_.insert(victim->rank);
-  BlockTable blocks = victim->Preempt();
+  preempted_.insert(running_.extract(victim->rank));
+  victim->Preempt();
   if (cause == PreemptionCause::kBlocks) {
     ++counters_.preemptions_for_blocks;
     out_of_blocks_ = true;
@@ -208,7 +212,9 @@ void Scheduler::Preempt(Sequence* victim, PreemptionCause cause) {
     ++counters_.preemptions_for_priority;
   }
   if (InFlight(*victim)) {
-    held_.push_back({victim->last_plan, victim->id, std::nullopt, std::move(blocks)});
+    held_.push_back({victim->last_plan, victim->id, std::nullopt, std::move(victim->blocks)});
+  } else {
+    victim->blocks.Clear();
   }
 }
 

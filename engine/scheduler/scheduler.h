@@ -107,6 +107,8 @@ struct SchedulerCounters {
   int64_t allocation_failures = 0;  // asked for blocks and not given
 };
 
+// Where a call other than Add ends with std::bad_alloc, the scheduler is good for nothing any more
+// but to be destroyed.
 class Scheduler final {
  public:
   static constexpr int32_t kMaxPreemptions = 8;
@@ -122,7 +124,8 @@ class Scheduler final {
                               int32_t block_tokens);
   int32_t usable_blocks() const { return allocator_.usable_blocks(); }
 
-  // Queues a sequence. Ids rise from call to call; they order those of equal Rank::time.
+  // Queues a sequence. Ids rise from call to call; they order those of equal Rank::time. Changes
+  // nothing when it finds no memory (std::bad_alloc). Its block table has room for all it can need.
   void Add(SequenceId id, SequenceRequest request);
 
   // The next step; empty when nothing can run now. Valid until the next call of a non-const
@@ -236,7 +239,7 @@ class Scheduler final {
   // Puts the full blocks that are known to be finite into the prefix cache.
   void Publish(Sequence* sequence);
   int32_t num_held_blocks() const;
-  // Blocks that are available once the plan in flight is committed.
+  // Blocks that are available once the plan in flight is committed. Valid until the next call.
   ReturningBlocks BlocksInFlight() const;
   int32_t BlocksFor(int32_t num_tokens) const;
 
@@ -253,6 +256,7 @@ class Scheduler final {
   int64_t next_plan_index_ = 0;
   std::deque<UncommittedPlan> uncommitted_;
   std::vector<HeldBlocks> held_;
+  mutable ReturningBlocksMemory returning_;  // of BlocksInFlight
   SchedulerCounters counters_;
 };
 

@@ -66,15 +66,14 @@ void Scheduler::Admit(Sequence* sequence, const Admission& admission) {
     counters_.cache_miss_tokens += sequence->num_tokens() - num_cached;
   }
   if (sequence->state == SequenceState::kWaiting) {
-    waiting_.erase(sequence->rank);
+    running_.insert(waiting_.extract(sequence->rank));
     admitted_.push_back(sequence->id);
     sequence->num_cached_prompt_tokens = num_cached;
     counters_.prompt_tokens_cached += num_cached;
   } else {
-    preempted_.erase(sequence->rank);
+    running_.insert(preempted_.extract(sequence->rank));
   }
   sequence->state = SequenceState::kRunning;
-  running_.insert(sequence->rank);
 }
 
 bool Scheduler::PreemptPausedFor(int32_t num_blocks, std::span<const int32_t> kept) {

@@ -151,7 +151,7 @@ int32_t Scheduler::num_held_blocks() const {
 }
 
 ReturningBlocks Scheduler::BlocksInFlight() const {
-  ReturningBlocks returning(&allocator_);
+  ReturningBlocks returning(&allocator_, &returning_);
   for (const HeldBlocks& held : held_) returning.Add(held.blocks);
   for (const Rank& rank : running_) {
     const Sequence& sequence = At(rank);

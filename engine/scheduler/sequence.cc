@@ -51,13 +51,12 @@ void Sequence::Resolve(int32_t token_id) {
   --num_unknown;
 }
 
-BlockTable Sequence::Preempt() {
+void Sequence::Preempt() {
   state = SequenceState::kPreempted;
   num_computed_tokens = 0;
   num_finite_tokens = 0;
   chain = {};
   ++num_preemptions;
-  return std::move(blocks);
 }
 
 }  // namespace flashquant

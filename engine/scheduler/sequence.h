@@ -65,8 +65,8 @@ class Sequence final {
   int32_t Advance(int32_t count, int64_t plan_index);
   // Puts in the oldest unknown token.
   void Resolve(int32_t token_id);
-  // Takes the blocks away, in the returned table; the tokens stay.
-  BlockTable Preempt();
+  // As if nothing were computed; the tokens stay. Its blocks are the caller's business.
+  void Preempt();
 
   const SequenceId id;
   const Rank rank;

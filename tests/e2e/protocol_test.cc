@@ -4,6 +4,7 @@
 #include <random>
 
 #include "gmock/gmock.h"
+#include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "gtest/gtest.h"
 #include "server/shutdown.h"
 #include "tests/e2e/test_server.h"
@@ -26,7 +27,8 @@ TEST(ProtocolTest, InvalidUtf8IsRefused) {  // R5
   const CallResult result = client.CallRaw(kGenerate, std::string("\x1a\x02\xc3(", 4), nullptr);
   EXPECT_EQ(result.code, kInvalidArgument);
   EXPECT_EQ(result.reason, "MALFORMED_REQUEST");
-  EXPECT_EQ(result.message, "request: cannot be parsed, or a text in it is not valid UTF-8");
+  EXPECT_EQ(result.message,
+            "request: cannot be parsed, has over 10000 fields, or a text in it is not valid UTF-8");
   EXPECT_EQ(server.LeakCheck(), "");
 }
 
@@ -84,6 +86,46 @@ TEST(ProtocolTest, DeeplyNestedGroupsAreRefused) {  // R39
   EXPECT_EQ(result.code, kInvalidArgument);
   EXPECT_EQ(result.reason, "MALFORMED_REQUEST");
   EXPECT_TRUE(server.Generate(TextRequest("next", 2)).result.ok());
+}
+
+// Two million empty messages, biases, stops or groups in 4 MB would be a hundred megabytes a call.
+TEST(ProtocolTest, AMessageThatWouldTakeFarMoreThanItsBytesIsRefused) {
+  TestServer server;
+  InferenceClient client(server.target());
+  for (const std::string& two_bytes :
+       {std::string("\x7b\x7c"), std::string("\x7a\x00", 2), std::string("\x2a\x00", 2)}) {
+    std::string bytes;
+    for (int i = 0; i < 2'000'000; ++i) bytes += two_bytes;
+    const CallResult result = client.CallRaw(kGenerate, bytes, nullptr);
+    EXPECT_EQ(result.code, kInvalidArgument);
+    EXPECT_EQ(result.reason, "MALFORMED_REQUEST");
+  }
+  EXPECT_TRUE(server.Generate(TextRequest("next", 2)).result.ok());
+  EXPECT_EQ(server.LeakCheck(), "");
+}
+
+// A million ids may stand for a hundred megabytes of text.
+TEST(ProtocolTest, ATextThatIsTooLongForAMessageIsRefused) {
+  TestServer server;
+  InferenceClient client(server.target());
+  uint32_t longest = 256;  // below are bytes
+  const auto bytes_of = [&](uint32_t id) {
+    return server.tokenizer().TokenBytes(static_cast<int32_t>(id)).size();
+  };
+  for (uint32_t id = longest; id < 900; ++id) {
+    if (bytes_of(id) > bytes_of(longest)) longest = id;
+  }
+  const size_t most = (size_t{3} << 20) / bytes_of(longest);
+  v1::DetokenizeRequest request;
+  for (size_t i = 0; i < most; ++i) request.add_token_ids(longest);
+  v1::DetokenizeResponse text;
+  ASSERT_TRUE(client.Detokenize(request, &text).ok());
+  EXPECT_EQ(text.text().size(), most * bytes_of(longest));
+  request.add_token_ids(longest);
+  const CallResult refused = client.Detokenize(request, &text);
+  EXPECT_EQ(refused.code, kInvalidArgument);
+  EXPECT_EQ(refused.reason, "PARAMETER_OUT_OF_RANGE");
+  EXPECT_EQ(refused.message, "token_ids: text too long (limit 3145728 bytes), send fewer");
 }
 
 TEST(ProtocolTest, UnknownMethodsAreCountedUnderOneLabel) {  // R40, O3
@@ -151,6 +193,21 @@ TEST(ProtocolTest, ReflectionIsThereOnlyWhenAskedFor) {  // N23
   std::string services;
   ASSERT_TRUE(on_client.CallRaw(kReflection, list, &services).ok());
   EXPECT_THAT(services, ::testing::HasSubstr(kService));
+}
+
+// An answer repeats its question, and stays with a client that does not read it.
+TEST(ProtocolTest, ALongQuestionOfReflectionIsRefused) {
+  TestServerOptions options;
+  options.server.reflection = true;
+  TestServer server(options);
+  InferenceClient client(server.target());
+  grpc::reflection::v1alpha::ServerReflectionRequest request;
+  request.set_file_by_filename(std::string(4000, 'x'));
+  EXPECT_TRUE(client.CallRaw(kReflection, request.SerializeAsString(), nullptr).ok());
+  request.set_file_by_filename(std::string(5000, 'x'));
+  EXPECT_EQ(client.CallRaw(kReflection, request.SerializeAsString(), nullptr).code,
+            kInvalidArgument);
+  EXPECT_EQ(client.CallRaw(kReflection, "\xff", nullptr).code, kInvalidArgument);
 }
 
 TEST(ProtocolTest, DrainLetsRunningAnswersEnd) {  // L2

@@ -1,12 +1,15 @@
 // Request validation (target F8). Input: a byte of limits, then the bytes of a GenerateRequest.
 //
 // Properties: no crash; an accepted request has every value in its range; a refused one has at
-// least one violation, and each names a field that the message has.
+// least one violation, and each names a field that the message has; a message has no more objects
+// than were counted before it was parsed.
 #include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "server/field_count.h"
 #include "server/request_validation.h"
 #include "server/status_mapping.h"
 #include "server/utf8.h"
@@ -103,6 +106,12 @@ void CheckRefused(const RequestError& error) {
   Require(ToRpcStatus(error).ByteSizeLong() < 4096, "details are too large");
 }
 
+int NumObjects(const v1::GenerateRequest& request) {
+  return request.chat().messages_size() + request.sampling().logit_bias_size() +
+         request.stop().sequences_size() +
+         request.GetReflection()->GetUnknownFields(request).field_count();
+}
+
 void RunOne(FuzzInput input) {
   const uint8_t flags = input.Byte();
   RequestLimits limits;
@@ -112,8 +121,12 @@ void RunOne(FuzzInput input) {
   limits.has_tokenizer = (flags & 1u) != 0;
   limits.has_chat_format = (flags & 2u) != 0;
   const std::string_view bytes = input.Rest();
+  google::protobuf::io::ArrayInputStream counted(bytes.data(), static_cast<int>(bytes.size()));
+  const int limit = flags >> 2;
+  const bool too_many = HasTooManyFields(v1::GenerateRequest::descriptor(), &counted, limit);
   v1::GenerateRequest request;
   if (!request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
+  Require(too_many || NumObjects(request) <= limit, "more objects than were counted");
   if (const std::optional<RequestError> error = ValidateGenerate(request, limits)) {
     CheckRefused(*error);
   } else {

@@ -1,9 +1,7 @@
 // Pauses, drain, destruction and failures: how requests end when things go wrong.
 #include <algorithm>
 #include <chrono>
-#include <future>
 #include <memory>
-#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -162,42 +160,6 @@ TEST_F(EngineEndsTest, AFailedStepEndsAllRequestsAndTheEngine) {
         EXPECT_FALSE(reported.ok());
       }
     }
-  }
-}
-
-// Throws at every call from the `first`-th on, as the standard library does without memory.
-class ThrowingListener final : public StreamListener {
- public:
-  explicit ThrowingListener(int first) : first_(first) {}
-  void OnStreamReady(const std::shared_ptr<RequestStream>&) override {
-    if (++num_calls_ >= first_) throw std::bad_alloc();
-  }
-  int num_calls() const { return num_calls_; }
-
- private:
-  const int first_;
-  int num_calls_ = 0;  // engine thread, then after its end
-};
-
-// L11
-TEST_F(EngineEndsTest, AnExceptionWhileARequestIsEndedStillFailsTheEngine) {
-  for (int first : {1, 2, 3, 10}) {
-    Start(SmallConfig());
-    runner_->FailCollect(4);  // else the tenth call would not be one of an end
-    ThrowingListener listener(first);
-    std::promise<absl::Status> reported;
-    dependencies_.listener = &listener;
-    dependencies_.on_failure = [&](const absl::Status& status) { reported.set_value(status); };
-    for (int i = 0; i < 4; ++i) {
-      // Refused when the engine has failed by then.
-      (void)engine().Submit(Request(std::to_string(i), {i}, 40));
-    }
-    EXPECT_EQ(reported.get_future().get().code(), absl::StatusCode::kInternal);
-    EXPECT_EQ(engine().health(), EngineHealth::kFailed);
-    EXPECT_EQ(ReasonOf(engine().Submit(Request("later", {1}, 2)).status()), "ENGINE_FAILED");
-    engine().Drain(clock_.Now());  // does not wait for those that got no end
-    engine_.reset();
-    EXPECT_GE(listener.num_calls(), std::min(first, 4));
   }
 }
 

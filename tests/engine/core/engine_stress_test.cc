@@ -171,7 +171,7 @@ class Delivery final : public StreamListener {
     changed_.NotifyAll();
     thread_.join();
   }
-  void OnStreamReady(const std::shared_ptr<RequestStream>& stream) override {
+  void OnStreamReady(const std::shared_ptr<RequestStream>& stream) noexcept override {
     {
       MutexLock lock(&mu_);
       ready_.push_back(stream);

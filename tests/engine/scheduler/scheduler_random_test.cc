@@ -1,7 +1,7 @@
 // The scheduler against the pretended model under more than a million random operations: arrivals
 // of several priorities, salts and common beginnings, cancels, pauses, rows that are not finite, a
-// cache that is cleared, a small pool, with and without run-ahead. After each step the invariants
-// of engine/README.md are checked; each answer must be the one of the sequence alone.
+// cache that is cleared, a small pool, with and without run-ahead and uniform steps. The invariants
+// of engine/README.md are checked after each; each answer must be the one of the sequence alone.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -16,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/scheduler/scheduler_reference.h"
+#include "tests/engine/scheduler/uniform_steps_reference.h"
 #include "tests/support/fake_step_runner.h"
 #include "tests/support/status_matchers.h"
 
@@ -38,6 +39,7 @@ struct Scenario {
   int clear_permille = 0;       // of the steps
   // Everything that is ever cached fits, so that each hit can be foretold.
   bool roomy = false;
+  bool uniform_steps = false;
 };
 
 constexpr int64_t kAgeingMs = 50;
@@ -59,7 +61,8 @@ class RandomRun {
         config_(ToConfig(scenario)),
         scheduler_(config_),
         runner_(config_.num_blocks, config_.block_tokens),
-        reference_(config_.block_tokens, kAgeingMs) {
+        reference_(config_.block_tokens, kAgeingMs),
+        uniform_(config_, &scheduler_) {
     runner_.SetNonFinite(
         [this](const SequenceStep&) { return Uniform(1, 1000) <= scenario_.non_finite_permille; });
   }
@@ -98,6 +101,7 @@ class RandomRun {
     config.num_blocks = scenario.usable_blocks + 1;
     config.row_multiple = scenario.row_multiple;
     config.prefix_cache = scenario.prefix_cache;
+    config.uniform_steps = scenario.uniform_steps;
     config.priority_ageing = std::chrono::milliseconds(kAgeingMs);
     return config;
   }
@@ -192,7 +196,7 @@ class RandomRun {
     const bool launched = Launch();
     if (in_flight_ == 0) {
       // Nothing in flight and nothing planned: nobody unpaused may be left, unless paused ones that
-      // are past their last preemption hold the pool.
+      // cannot be preempted hold the pool.
       if (!launched && live_.size() > paused_.size() && !ProtectedPausedExists()) {
         ADD_FAILURE() << "something waits, nothing runs, and no plan";
       }
@@ -203,7 +207,8 @@ class RandomRun {
   }
   bool ProtectedPausedExists() {
     return std::ranges::any_of(paused_, [&](SequenceId id) {
-      return scheduler_.Find(id)->num_preemptions >= Scheduler::kMaxPreemptions;
+      return scenario_.uniform_steps ||
+             scheduler_.Find(id)->num_preemptions >= Scheduler::kMaxPreemptions;
     });
   }
 
@@ -215,12 +220,14 @@ class RandomRun {
       if (!first || reference_.Before(id, *first)) first = id;
     }
     ++num_operations_;
+    uniform_.Look(live_);
     const StepPlan& plan = scheduler_.Schedule();
     if (first) {
       EXPECT_EQ(scheduler_.Find(*first)->state, SequenceState::kRunning);
     }
     CheckAdmissions();
     CheckPlan(plan);
+    EXPECT_EQ(scenario_.uniform_steps ? uniform_.Check(plan) : "", "");
     CheckInvariants();
     if (plan.empty()) return false;
     FQ_EXPECT_OK(runner_.Launch(plan));
@@ -331,6 +338,7 @@ class RandomRun {
   Scheduler scheduler_;
   FakeStepRunner runner_;
   SchedulerReference reference_;
+  UniformStepsReference uniform_;
   std::map<SequenceId, Expected> live_;
   std::set<SequenceId> paused_;
   std::vector<std::map<SequenceId, int32_t>> launched_;  // tokens that each sampled row has seen
@@ -346,8 +354,8 @@ class RandomRun {
 
 class SchedulerRandomTest : public testing::TestWithParam<Scenario> {};
 
-// S15, S12: scenarios of at least 100,000 operations each (arrivals, cancels, pauses, clearings,
-// plans, commits).
+// S15, S12: a million and more operations in scenarios of at least 100,000 operations each
+// (arrivals, cancels, pauses, clearings, plans, commits).
 TEST_P(SchedulerRandomTest, KeepsItsInvariantsAndEveryAnswer) {
   const Scenario& scenario = GetParam();
   SCOPED_TRACE(fmt::format("seed {}", scenario.seed));
@@ -356,39 +364,37 @@ TEST_P(SchedulerRandomTest, KeepsItsInvariantsAndEveryAnswer) {
   EXPECT_GE(run.operations(), 100'000);
   // The scenario must reach what it is there for.
   const SchedulerCounters counters = run.scheduler().counters();
-  if (!scenario.roomy) {
+  if (scenario.uniform_steps) {
+    EXPECT_EQ(counters.preemptions_for_blocks + counters.preemptions_for_priority, 0);
+  } else if (!scenario.roomy) {
     EXPECT_GT(counters.preemptions_for_blocks, 0);
   }
-  if (scenario.num_priorities > 1) {
+  if (scenario.num_priorities > 1 && !scenario.uniform_steps) {
     EXPECT_GT(counters.preemptions_for_priority, 0);
   }
-  if (scenario.prefix_cache) {
-    EXPECT_GT(counters.cache_hit_tokens, 0);
-  }
-  if (scenario.non_finite_permille > 0) {
-    EXPECT_GT(run.non_finite(), 0);
-  }
-  if (scenario.run_ahead) {
-    EXPECT_GT(run.discarded(), 0);
-  }
+  EXPECT_EQ(counters.cache_hit_tokens > 0, scenario.prefix_cache);
+  EXPECT_EQ(run.non_finite() > 0, scenario.non_finite_permille > 0);
+  EXPECT_EQ(run.discarded() > 0, scenario.run_ahead);
 }
 
-INSTANTIATE_TEST_SUITE_P(Scenarios, SchedulerRandomTest,
-                         testing::Values(
-                             // blocks, block tokens, budget, sequences, rows, run-ahead, cancel %,
-                             // pause %, seed, cache, priorities, non-finite, clear, roomy
-                             Scenario{24, 4, 16, 8, 1, false, 5, 0, 1},
-                             Scenario{24, 4, 16, 8, 8, true, 5, 0, 2},
-                             Scenario{12, 2, 8, 8, 1, true, 0, 0, 5},
-                             Scenario{9, 16, 64, 16, 8, true, 10, 5, 8},
-                             Scenario{9, 16, 1, 1, 1, false, 10, 30, 9},
-                             Scenario{24, 4, 16, 8, 8, false, 5, 10, 3, true},
-                             Scenario{24, 4, 16, 8, 8, true, 5, 10, 4, true, 1, 2, 1},
-                             Scenario{12, 2, 8, 8, 1, false, 0, 0, 6, true, 3},
-                             Scenario{40, 1, 5, 4, 3, true, 2, 5, 7, true, 3, 1},
-                             Scenario{60, 2, 24, 4, 8, true, 5, 5, 11, true, 3, 5, 2},
-                             Scenario{30, 3, 7, 6, 8, true, 20, 20, 10, false, 3},
-                             Scenario{2000, 4, 64, 8, 8, false, 5, 0, 12, true, 1, 0, 0, true}));
+INSTANTIATE_TEST_SUITE_P(
+    Scenarios, SchedulerRandomTest,
+    testing::Values(
+        // blocks, block tokens, budget, sequences, rows, run-ahead, cancel %, pause %, seed,
+        // cache, priorities, non-finite, clear, roomy, uniform
+        Scenario{24, 4, 16, 8, 1, false, 5, 0, 1}, Scenario{24, 4, 16, 8, 8, true, 5, 0, 2},
+        Scenario{12, 2, 8, 8, 1, true, 0, 0, 5}, Scenario{9, 16, 64, 16, 8, true, 10, 5, 8},
+        Scenario{9, 16, 1, 1, 1, false, 10, 30, 9},
+        Scenario{24, 4, 16, 8, 8, false, 5, 10, 3, true},
+        Scenario{24, 4, 16, 8, 8, true, 5, 10, 4, true, 1, 2, 1},
+        Scenario{12, 2, 8, 8, 1, false, 0, 0, 6, true, 3},
+        Scenario{40, 1, 5, 4, 3, true, 2, 5, 7, true, 3, 1},
+        Scenario{60, 2, 24, 4, 8, true, 5, 5, 11, true, 3, 5, 2},
+        Scenario{30, 3, 7, 6, 8, true, 20, 20, 10, false, 3},
+        Scenario{2000, 4, 64, 8, 8, false, 5, 0, 12, true, 1, 0, 0, true},
+        Scenario{24, 4, 16, 8, 8, false, 5, 5, 13, false, 3, 2, 0, false, true},
+        Scenario{30, 3, 4, 6, 1, true, 5, 10, 14, false, 3, 0, 0, false, true},
+        Scenario{24, 4, 5, 8, 8, true, 5, 0, 15, false, 1, 2, 0, false, true}));
 
 }  // namespace
 }  // namespace flashquant
