@@ -1,8 +1,7 @@
-// flashquant generate and flashquant health: gRPC clients of a running server.
+// flashquant generate: one request to a running server, its answer streamed.
 //
 // Text goes to stdout as it comes, figures and errors to stderr; with --json stdout has one object
 // a line: the messages of the stream, or the error.
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -13,15 +12,13 @@
 
 #include "engine/base/exit_code.h"
 #include "fmt/format.h"
-#include "google/protobuf/util/json_util.h"
-#include "kernels/base/status_macros.h"
+#include "grpcpp/support/status.h"
 #include "nlohmann/json.hpp"
 #include "server/client_flags.h"
 #include "server/commands.h"
 #include "server/inference_client.h"
-#include "server/local_target.h"
-#include "server/server_config.h"
 #include "server/status_mapping.h"
+#include "server/stream_printer.h"
 
 namespace flashquant {
 namespace {
@@ -106,13 +103,14 @@ std::string NextStep(const CallResult& result, const std::string& target) {
   if (result.reason == "DRAINING" || result.reason == "ENGINE_FAILED") {
     return "try again when the server is back";
   }
-  if (result.reason.empty() && result.code == 14) {
+  if (result.reason.empty() && result.code == grpc::StatusCode::UNAVAILABLE) {
     return fmt::format(
         "is a server running at {}, and does it use TLS like this command (--tls-ca)?", target);
   }
   if (result.reason == "CREDENTIALS_MISSING") return "give --token-file FILE";
   if (result.reason == "CREDENTIALS_INVALID") return "the token in --token-file is not valid here";
-  if (result.code == 4) return "give --timeout more seconds, or ask for fewer tokens";
+  if (result.code == grpc::StatusCode::DEADLINE_EXCEEDED)
+    return "give --timeout more seconds, or ask for fewer tokens";
   return "";
 }
 
@@ -140,72 +138,6 @@ int ReportFailure(const CallResult& result, const GenerateFlags& flags) {
   return ExitCodeOf(result);
 }
 
-double ToSeconds(const google::protobuf::Duration& duration) {
-  return static_cast<double>(duration.seconds()) + duration.nanos() * 1e-9;
-}
-
-// Prints the stream as it comes and keeps what the last line needs.
-class StreamPrinter {
- public:
-  explicit StreamPrinter(bool json) : json_(json) {}
-
-  bool Print(const v1::GenerateResponse& response) {
-    if (response.has_delta() && !first_delta_) first_delta_ = std::chrono::steady_clock::now();
-    if (response.has_finished()) finished_ = response.finished();
-    if (json_) {
-      PrintJson(response);
-    } else if (response.has_delta()) {
-      const v1::Delta& delta = response.delta();
-      if (!delta.text().empty()) {
-        std::fwrite(delta.text().data(), 1, delta.text().size(), stdout);
-      } else {
-        for (const uint32_t id : delta.token_ids()) fmt::print("{} ", id);
-      }
-    }
-    std::fflush(stdout);
-    return std::ferror(stdout) == 0;  // nobody reads us any more: cancel
-  }
-
-  void PrintSummary() const {
-    if (!finished_) return;
-    if (!json_) fmt::print("\n");
-    std::fflush(stdout);  // before the figures, which go to stderr
-    std::string reason = v1::FinishReason_Name(finished_->reason());
-    reason = reason.substr(std::string("FINISH_REASON_").size());
-    std::transform(reason.begin(), reason.end(), reason.begin(),
-                   [](char c) { return static_cast<char>(std::tolower(c)); });
-    std::string figures =
-        fmt::format("{} tokens in, {} out ({})", finished_->usage().prompt_tokens(),
-                    finished_->usage().output_tokens(), reason);
-    const std::chrono::duration<double, std::milli> first =
-        first_delta_.value_or(std::chrono::steady_clock::now()) - start_;
-    figures += fmt::format(", first token {:.0f} ms", first.count());
-    const double decode = ToSeconds(finished_->timing().decode());
-    if (finished_->usage().output_tokens() > 1 && decode > 0) {
-      figures +=
-          fmt::format(", {:.1f} tokens/s", (finished_->usage().output_tokens() - 1) / decode);
-    }
-    fmt::print(stderr, "{}\n", figures);
-  }
-
-  bool finished() const { return finished_.has_value(); }
-
- private:
-  static void PrintJson(const v1::GenerateResponse& response) {
-    google::protobuf::util::JsonPrintOptions options;
-    options.preserve_proto_field_names = true;
-    std::string text;
-    if (google::protobuf::util::MessageToJsonString(response, &text, options).ok()) {
-      fmt::print("{}\n", text);
-    }
-  }
-
-  const bool json_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::optional<std::chrono::steady_clock::time_point> first_delta_;
-  std::optional<v1::Finished> finished_;
-};
-
 int RunGenerate(const GenerateFlags& flags) {
   const absl::StatusOr<ClientSecurity> security = LoadClientSecurity(flags.client);
   if (!security.ok()) return ReportStatus(security.status());
@@ -220,59 +152,12 @@ int RunGenerate(const GenerateFlags& flags) {
       [&](const v1::GenerateResponse& response) { return printer.Print(response); }, options);
   if (!result.ok()) return ReportFailure(result, flags);
   if (!printer.finished()) {
-    result.code = 13;
+    result.code = grpc::StatusCode::INTERNAL;
     result.message = "the stream ended without its last message";
     return ReportFailure(result, flags);
   }
   printer.PrintSummary();
   return 0;
-}
-
-struct HealthFlags {
-  ClientFlags client;
-  bool local = false;
-  std::string config_file;
-  std::string service;
-  double timeout_seconds = 5;
-};
-
-absl::StatusOr<LocalTarget> FindTarget(const HealthFlags& flags) {
-  if (flags.local) {
-    ConfigSources sources;
-    sources.environment = OwnEnvironment();
-    sources.file = flags.config_file;
-    return FindLocalTarget(sources, flags.client);
-  }
-  FQ_ASSIGN_OR_RETURN(ClientSecurity security, LoadClientSecurity(flags.client));
-  return LocalTarget{flags.client.target, std::move(security)};
-}
-
-int RunHealth(const HealthFlags& flags) {
-  const absl::StatusOr<LocalTarget> target = FindTarget(flags);
-  if (!target.ok()) return ReportStatus(target.status());
-  InferenceClient client(target->target, target->security);
-  CallOptions options;
-  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(flags.timeout_seconds * 1e3));
-  CallResult result;
-  switch (client.Health(flags.service, &result, options)) {
-    case HealthState::kServing:
-      fmt::print("serving\n");
-      return 0;
-    case HealthState::kNotServing:
-      fmt::print("not serving\n");
-      return kExitUnavailable;
-    case HealthState::kNoSuchService:
-      fmt::print("unknown service\n");
-      return kExitUsage;
-    case HealthState::kUnknown:
-      fmt::print("unknown\n");
-      return kExitUnavailable;
-    case HealthState::kUnreachable:
-      fmt::print("unreachable\n");
-      fmt::print(stderr, "flashquant: {}: {}\n", target->target, result.message);
-      return kExitUnavailable;
-  }
-  return kExitInternal;
 }
 
 void AddSamplingFlags(GenerateFlags* flags, CLI::App* command) {
@@ -301,11 +186,13 @@ void AddGenerateCommand(CLI::App& app, int* exit_code) {
   AddClientFlags(&flags->client, command);
   auto* prompt = command->add_option_group("prompt");
   prompt->add_option("--prompt", flags->prompt, "prompt as text");
-  prompt->add_option("--prompt-ids", flags->prompt_ids, "prompt as token ids: 1,2,3")
-      ->delimiter(',');
+  CLI::Option* prompt_ids =
+      prompt->add_option("--prompt-ids", flags->prompt_ids, "prompt as token ids: 1,2,3")
+          ->delimiter(',');
   prompt->require_option(1);
-  command->add_flag("--chat", flags->chat, "send the prompt as a chat message");
-  command->add_option("--system", flags->system, "system message, with --chat");
+  CLI::Option* chat = command->add_flag("--chat", flags->chat, "send the prompt as a chat message");
+  chat->excludes(prompt_ids);
+  command->add_option("--system", flags->system, "system message, with --chat")->needs(chat);
   command->add_option("--max-tokens", flags->max_tokens, "tokens at most; unset = what fits");
   AddSamplingFlags(flags.get(), command);
   command->add_option("--stop", flags->stop, "stop sequence; may be given again");
@@ -325,27 +212,6 @@ void AddGenerateCommand(CLI::App& app, int* exit_code) {
                    "with --json: logprobs of each token and of so many of the likeliest ones")
       ->needs(json);
   command->callback([flags, exit_code] { *exit_code = RunGenerate(*flags); });
-}
-
-void AddHealthCommand(CLI::App& app, int* exit_code) {
-  auto flags = std::make_shared<HealthFlags>();
-  CLI::App* command =
-      app.add_subcommand("health", "Ask a server whether it serves; exit code 0 if it does");
-  AddClientFlags(&flags->client, command);
-  CLI::Option* local = command->add_flag(
-      "--local", flags->local,
-      "ask the server of this machine or container: its port and TLS from the same variables and "
-      "file as serve's; its certificate is not checked");
-  local->excludes("--target");
-  command
-      ->add_option("--config", flags->config_file, "with --local: JSON file [$FLASHQUANT_CONFIG]")
-      ->needs(local);
-  command->add_option("--service", flags->service,
-                      "name: empty = the server, or model/<name>, or the service's full name");
-  command->add_option("--timeout", flags->timeout_seconds, "seconds")
-      ->check(CLI::Range(0.001, 3600.0))
-      ->capture_default_str();
-  command->callback([flags, exit_code] { *exit_code = RunHealth(*flags); });
 }
 
 }  // namespace flashquant
