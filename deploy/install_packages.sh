@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
 # Installs the distribution packages of docker/apt-packages.txt, and only those that are missing:
-#   deploy/install_packages.sh [KIND...]       KIND: test, bench, clang, download, package (second word of a line there)
+#   deploy/install_packages.sh [KIND...]       KIND: the second word of a line there, as in "test" or "package"
 # Lines without a kind are always wanted. Works as root or through sudo on Debian 12 and Ubuntu 24.04; does nothing,
 # and needs neither network nor root, when everything is there.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+list="${root}/docker/apt-packages.txt"
 kinds=" $* "
+
+known="$(sed -n 's/^[^#[:space:]]\+[[:space:]]\+\([^#[:space:]]\+\).*/\1/p' "${list}" | sort -u | tr '\n' ' ')"
+for kind in "$@"; do
+  if [[ " ${known}" != *" ${kind} "* ]]; then
+    echo "install_packages: no packages of kind '${kind}'; kinds: ${known}" >&2
+    exit 2
+  fi
+done
 
 wanted=()
 while read -r name kind _; do
@@ -14,7 +23,7 @@ while read -r name kind _; do
   if [[ -z "${kind}" || "${kind}" == '#'* || "${kinds}" == *" ${kind} "* ]]; then
     wanted+=("${name}")
   fi
-done <"${root}/docker/apt-packages.txt"
+done <"${list}"
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   echo "install_packages: no apt here; have the equivalents of these installed: ${wanted[*]}" >&2

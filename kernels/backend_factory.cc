@@ -23,7 +23,8 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const BackendOptions&
 }
 #else
 absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const BackendOptions& /*options*/) {
-  return UnavailableError("backend 'cuda' is not in this build (FQ_ENABLE_CUDA)");
+  return UnavailableError(
+      "backend 'cuda': this program was built without CUDA (README, \"Use\": the preset cuda)");
 }
 #endif
 

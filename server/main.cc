@@ -28,6 +28,12 @@ int main(int argc, char** argv) {
   flashquant::AddCompareCommand(app, &exit_code);
   flashquant::AddCompleteCommand(app, &exit_code);
   flashquant::AddBenchCommand(app, &exit_code);
+  // CLI11 alone would say no more than that a subcommand is required.
+  const auto is_asked_for = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_asked_for).empty()) {
+    std::cerr << "flashquant: no subcommand '" << argv[1] << "' (flashquant --help lists them)\n";
+    return flashquant::kExitUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

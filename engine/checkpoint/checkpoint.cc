@@ -267,6 +267,7 @@ absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& dir) {
     // A folder with nothing but, say, a GGUF file deserves the better message.
     if (absl::IsNotFound(config.status())) {
       if (absl::Status status = NoTensorsError(dir); absl::IsUnimplemented(status)) return status;
+      return NotFoundError("{}: not a model folder (it has no config.json)", dir);
     }
     return config.status();
   }

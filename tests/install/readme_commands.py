@@ -56,7 +56,8 @@ RULES = [
      {"fill": [("MODEL_FOLDER", "{model}"), ("OUT_FOLDER", "{out}"), ("other_text.txt", "{text}")]}),
     (r"(build/cuda/)?flashquant bench kernel.*", GPU),
     (r"cmake --preset cuda .*|build/cuda/flashquant .*", GPU),
-    (r"docker-compose -f .* config", {}),
+    # Needs no engine: Debian's docker-compose does it alone.
+    (r"docker compose -f .* config", {"fill": [("docker compose", "docker-compose")]}),
     (r"docker (build|compose|run|stop|logs).*", ENGINE),
     (r"cmake --workflow --preset (cpu|deb)", {}),
     (r"ctest --preset cpu -L unit", {}),

@@ -79,7 +79,8 @@ TEST_F(CheckpointTest, MissingFolderConfigAndTensorsAreNotFound) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
   std::filesystem::remove(dir_.File("config.json"));
   dir_.Write("model.safetensors", OneTensor("a", "1234"));
-  EXPECT_THAT(OpenStatus(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("config.json")));
+  EXPECT_THAT(OpenStatus(), StatusIs(absl::StatusCode::kNotFound,
+                                     HasSubstr("not a model folder (it has no config.json)")));
 }
 
 // M1
