@@ -237,6 +237,8 @@ void GenerateSession::CountAbort(const RequestError& error) {
   if (settings_.metrics == nullptr) return;
   if (!admitted_ && error.reason == reason::kQueueTimeout) {
     settings_.metrics->RequestRejected(RejectReason::kQueueTimeout);
+  } else if (!admitted_ && error.reason == reason::kQueueFull) {
+    settings_.metrics->RequestRejected(RejectReason::kQueueFull);  // no memory for it after all
   } else if (error.reason == reason::kCancelled) {
     settings_.metrics->StreamAborted(StreamAbort::kClientCancel);
   } else if (error.reason == reason::kDeadlineExceeded) {

@@ -163,7 +163,8 @@ def K3(program, short, report):
         # As many streams compete for the engine as later: readers all of them.
         busy = ["--concurrency", 400, *load[2:]]
         alone = server.load(*busy, "--duration", seconds / 2, "--warmup", 5)
-        after_baseline = server.rss_mb()
+        # Silent streams hold blocks that nobody has used before: the KV pool becomes resident then, and stays.
+        after_baseline = server.rss_besides_pool_mb()
         silent, held, stop = [], [], threading.Event()
 
         def keep_them_coming():
@@ -186,7 +187,7 @@ def K3(program, short, report):
         report.equal("readers that failed", beside["sent"] - beside["ok"], 0)
         report.at_most("readers' p99 gap over that among readers alone",
                        beside["gap_seconds"]["p99"] / alone["gap_seconds"]["p99"], 1.1)
-        report.at_most("memory gained", server.rss_mb() - after_baseline, 50, " MB")
+        report.at_most("memory gained besides the KV pool", server.rss_besides_pool_mb() - after_baseline, 50, " MB")
         report.at_most("kernel's send buffers", max(held), 4 * 20, " MB")
         report.equal("left behind", server.leaks(30), {})
 

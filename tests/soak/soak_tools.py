@@ -76,6 +76,17 @@ class Server:
     def rss_mb(self):
         return self.status("VmRSS") / 1024
 
+    def rss_besides_pool_mb(self):
+        """Without the KV pool, whose pages become resident when a block is used for the first time, in the server's
+        lifetime once each: mappings of more than 64 MiB, the size of an arena of malloc."""
+        pool = size = 0
+        for line in pathlib.Path(f"/proc/{self.process.pid}/smaps").read_text().splitlines():
+            if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ *(.*)", line):
+                size = 0 if found.group(3) else int(found.group(2), 16) - int(found.group(1), 16)
+            elif size > 64 << 20 and line.startswith("Rss:"):
+                pool += int(line.split()[1]) / 1024
+        return self.rss_mb() - pool
+
     def threads(self):
         return self.status("Threads")
 
