@@ -91,10 +91,10 @@ struct BackendInfo {
   std::string name;                      // "cpu" or "cuda"
   std::string device;                    // for people: "16 threads, AVX-512" or the card's name
   DType activation_dtype = DType::kF32;  // FP32 on the CPU, BF16 on CUDA
-  DType kv_dtype = DType::kF32;
-  int32_t row_multiple = 1;       // decode batches run best padded to this many rows
-  int64_t free_memory_bytes = 0;  // what a KV pool may be cut from
-  bool records_ops = false;       // whether RunRecorded makes ops cheaper to queue
+  DType kv_dtype = DType::kF32;          // BackendOptions::kv_cache_dtype
+  int32_t row_multiple = 1;              // decode batches run best padded to this many rows
+  int64_t free_memory_bytes = 0;         // what a KV pool may be cut from
+  bool records_ops = false;              // whether RunRecorded makes ops cheaper to queue
   // Whether the last bits of a row do not depend on how many rows an op has.
   bool exact_rows = true;
   // Of a device with memory of its own; else 0 and empty.

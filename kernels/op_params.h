@@ -89,6 +89,13 @@ struct LinearParams {
   DType y_dtype = DType::kF32;  // act, or FP32 for logits, perhaps of values rounded to act
 };
 
+// What an FP8 KV cache's elements are multiplied by when they are read, above 0; not looked at with
+// another type of cache.
+struct KvScales {
+  float k = 1.0f;
+  float v = 1.0f;
+};
+
 // Rotates q and k in place (Hugging Face's half-split pairing: i with i + D/2) and writes k and v
 // of each token to its KV slot.
 struct RopeAndKvWriteParams {
@@ -101,6 +108,7 @@ struct RopeAndKvWriteParams {
   const int64_t* slots = nullptr;      // [num_tokens]; -1 = padding row, nothing is written
   const float* cos_sin = nullptr;      // [max positions, D]: D/2 cosines, then D/2 sines
   PagedKvGeometry kv;
+  KvScales kv_scales = {};
   void* k_cache = nullptr;  // this layer's arrays
   void* v_cache = nullptr;
 };
@@ -128,6 +136,7 @@ struct PagedAttentionParams {
   int32_t sliding_window = 0;  // keys seen, the row itself included; 0 = all
   const void* qkv = nullptr;   // as RopeAndKvWriteParams, q rotated; row stride (H + 2 H_kv) * D
   PagedKvGeometry kv;
+  KvScales kv_scales = {};
   const void* k_cache = nullptr;
   const void* v_cache = nullptr;
   void* out = nullptr;  // [num_tokens, H * D] act; padding rows are left as they are

@@ -66,6 +66,13 @@ const std::vector<ConfigOption>& ConfigOptions() {
        "size of the KV pool; 0 = what --max-sequences contexts need, at most what is left (CPU: a "
        "quarter of the free memory)",
        &C::kv_cache_bytes, 0, 1e15},
+      {"engine.kv_cache_dtype",
+       "--kv-cache-dtype",
+       "keys and values; auto = FP32 on the CPU, BF16 on CUDA; fp8 (e4m3) halves BF16's bytes",
+       &C::kv_cache_dtype,
+       0,
+       0,
+       {"auto", "bf16", "fp8"}},
       {"engine.gpu_memory_fraction", "--gpu-memory-fraction",
        "of the GPU's memory, what this server takes at most", &C::gpu_memory_fraction, 0.01, 1},
       {"engine.gpu_reserve_bytes", "--gpu-reserve-bytes",

@@ -75,6 +75,7 @@ ServedModelOptions ModelOptions(const ServerConfig& config) {
   options.backend.row_multiple = config.row_multiple;
   options.engine = ToEngineConfig(config);
   options.kv_cache_bytes = config.kv_cache_bytes;
+  options.backend.kv_cache_dtype = config.kv_cache_dtype;
   options.gpu_memory_fraction = config.gpu_memory_fraction;
   options.gpu_reserve_bytes = config.gpu_reserve_bytes;
   return options;

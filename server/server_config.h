@@ -45,9 +45,10 @@ struct ServerConfig {
   int32_t block_tokens = 16;
   int32_t kv_blocks = 0;       // 0 = from kv_cache_bytes
   int64_t kv_cache_bytes = 0;  // 0 = what max_sequences contexts need, at most what is left
+  std::string kv_cache_dtype = "auto";
   double gpu_memory_fraction = 0.9;
   int64_t gpu_reserve_bytes = int64_t{512} << 20;
-  int32_t row_multiple = 0;    // 0 = the backend's
+  int32_t row_multiple = 0;  // 0 = the backend's
   bool run_ahead = false;
   bool deterministic = false;
   std::string prefix_cache = "on";

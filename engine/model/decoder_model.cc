@@ -89,6 +89,7 @@ absl::Status DecoderModel::Attention(int32_t layer, const BatchInput& batch, con
                                      .slots = batch.slots(),
                                      .cos_sin = rope_table_.As<float>(),
                                      .kv = cache.geometry(),
+                                     .kv_scales = weights.kv_scales,
                                      .k_cache = cache.k(layer),
                                      .v_cache = cache.v(layer)};
   FQ_RETURN_IF_ERROR(backend_->RopeAndAttention(
@@ -100,6 +101,7 @@ absl::Status DecoderModel::Attention(int32_t layer, const BatchInput& batch, con
              .sliding_window = config_.sliding_window(layer),
              .qkv = activations->qkv.data(),
              .kv = cache.geometry(),
+             .kv_scales = weights.kv_scales,
              .k_cache = cache.k(layer),
              .v_cache = cache.v(layer),
              .out = activations->attention.data()}));

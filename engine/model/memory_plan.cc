@@ -109,7 +109,7 @@ absl::StatusOr<MemoryPlan> MakeMemoryPlan(const Checkpoint& checkpoint,
                                     .block_tokens = options.block_tokens,
                                     .num_kv_heads = config.num_kv_heads,
                                     .head_dim = config.head_dim};
-  const int64_t block = KvCache::BlockBytes(geometry, DType::kBF16);
+  const int64_t block = KvCache::BlockBytes(geometry, options.kv_dtype);
   plan.token = block / options.block_tokens;
   plan.context = CeilDiv(plan.context_length, options.block_tokens) * block;
   plan.pool = options.max_sequences * plan.context + block;
@@ -149,7 +149,9 @@ std::string DescribeMemoryPlan(const MemoryPlan& plan, const MemoryPlanOptions& 
   line("workspaces", plan.scratch);
   line("recorded steps", plan.recordings);
   line("all but keys and values", plan.without_pool());
-  line(fmt::format("KV, {} x {} tokens", options.max_sequences, plan.context_length), plan.pool);
+  line(fmt::format("KV, {} x {} tokens{}", options.max_sequences, plan.context_length,
+                   options.kv_dtype == DType::kF8E4M3 ? " in FP8" : ""),
+       plan.pool);
   line("total", plan.without_pool() + plan.pool);
   if (gpu_memory_bytes == 0) return out;
   const int64_t left = gpu_memory_bytes - reserved_bytes - plan.without_pool();

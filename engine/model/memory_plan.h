@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/model/model_config.h"
+#include "kernels/base/dtype.h"
 
 namespace flashquant {
 
@@ -16,6 +17,7 @@ struct MemoryPlanOptions {
   int32_t context_length = 0;  // 0 = the model's
   int32_t token_budget = 256;
   int32_t block_tokens = 16;
+  DType kv_dtype = DType::kBF16;
 };
 
 // Bytes.

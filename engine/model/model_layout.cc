@@ -68,6 +68,12 @@ std::array<NormShape, 2> HeadNorms(const ModelConfig& config, int32_t layer) {
           NormShape{prefix + "self_attn.k_norm", config.head_dim, false}};
 }
 
+KvScaleNames KvScalesOf(const ModelConfig& config, int32_t layer) {
+  const std::string prefix = LayerPrefix(config, layer) + "self_attn.";
+  return {{prefix + "k_scale", prefix + "k_proj.k_scale"},
+          {prefix + "v_scale", prefix + "v_proj.v_scale"}};
+}
+
 NormShape FinalNorm(const ModelConfig& config) {
   const bool opt = config.family == DecoderFamily::kOpt;
   return {fmt::format("{}{}", NamePrefix(config.family), opt ? "final_layer_norm" : "norm"),

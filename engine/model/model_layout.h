@@ -52,6 +52,14 @@ std::array<NormShape, 2> LayerNorms(const ModelConfig& config, int32_t layer);
 std::array<NormShape, 2> HeadNorms(const ModelConfig& config, int32_t layer);
 NormShape FinalNorm(const ModelConfig& config);
 
+// Where a checkpoint may keep the scales of a layer's keys and values for an FP8 KV cache, a single
+// number each; the first of the names that there is counts.
+struct KvScaleNames {
+  std::array<std::string, 2> k;
+  std::array<std::string, 2> v;
+};
+KvScaleNames KvScalesOf(const ModelConfig& config, int32_t layer);
+
 // The embedding table and the head, which has the same shape.
 LinearShape EmbeddingShape(const ModelConfig& config);
 LinearShape HeadShape(const ModelConfig& config);

@@ -65,6 +65,9 @@ class WeightLoader final {
       FQ_ASSIGN_OR_RETURN(weights.q_norm, LoadFloats(q_norm.name + ".weight", {q_norm.size}, 0));
       FQ_ASSIGN_OR_RETURN(weights.k_norm, LoadFloats(k_norm.name + ".weight", {k_norm.size}, 0));
     }
+    const KvScaleNames scales = KvScalesOf(config, layer);
+    FQ_ASSIGN_OR_RETURN(weights.kv_scales.k, reader_->ReadKvScale(scales.k));
+    FQ_ASSIGN_OR_RETURN(weights.kv_scales.v, reader_->ReadKvScale(scales.v));
     FQ_ASSIGN_OR_RETURN(weights.qkv, NextLinear());
     FQ_ASSIGN_OR_RETURN(weights.output, NextLinear());
     FQ_ASSIGN_OR_RETURN(weights.gate_up, NextLinear());

@@ -26,6 +26,7 @@ struct LayerWeights {
   NormWeight post_attention_norm;  // [hidden]; of OPT: before the MLP
   DeviceBuffer q_norm;             // [D] FP32 for a model with head_norms, else empty
   DeviceBuffer k_norm;
+  KvScales kv_scales;  // of an FP8 KV cache: the checkpoint's, else 1
   std::unique_ptr<LinearWeight> qkv;
   std::unique_ptr<LinearWeight> output;
   std::unique_ptr<LinearWeight> gate_up;  // of OPT: fc1

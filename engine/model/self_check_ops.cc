@@ -201,7 +201,9 @@ Values RunSampling(const ModelConfig& config, Backend* backend) {
 }  // namespace
 
 absl::Status CheckOps(const ModelConfig& config, Backend* backend) {
-  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> host, CreateBackend({.kind = "cpu"}));
+  FQ_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Backend> host,
+      CreateBackend({.kind = "cpu", .kv_cache_dtype = KvCacheDTypeName(backend->info().kv_dtype)}));
   const auto compare = [&](const char* what, const auto& run) -> absl::Status {
     FQ_ASSIGN_OR_RETURN(const std::vector<float> expected, run(host.get()));
     absl::StatusOr<std::vector<float>> actual = run(backend);

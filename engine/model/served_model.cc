@@ -50,7 +50,8 @@ absl::Status ResolveGpuPool(const ServedModelOptions& options, const Checkpoint&
   FQ_ASSIGN_OR_RETURN(*plan, MakeMemoryPlan(checkpoint, {.max_sequences = engine->max_sequences,
                                                          .context_length = engine->context_length,
                                                          .token_budget = engine->token_budget,
-                                                         .block_tokens = engine->block_tokens}));
+                                                         .block_tokens = engine->block_tokens,
+                                                         .kv_dtype = info.kv_dtype}));
   const MemoryBudget budget = {.total = info.total_memory_bytes,
                                .free = info.free_memory_bytes,
                                .fraction = options.gpu_memory_fraction,

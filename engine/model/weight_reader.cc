@@ -1,6 +1,7 @@
 #include "engine/model/weight_reader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -22,6 +23,26 @@ absl::StatusOr<std::vector<float>> WeightReader::ReadFloats(
     const std::string& name, const std::vector<int64_t>& shape) const {
   const ScopedTime time(&working_);
   return Floats(name, shape);
+}
+
+absl::StatusOr<float> WeightReader::ReadKvScale(std::span<const std::string> names) const {
+  const ScopedTime time(&working_);
+  for (const std::string& name : names) {
+    const TensorInfo* info = tensors_.Find(name);
+    if (info == nullptr) continue;
+    if (info->num_bytes != DTypeBytes(info->dtype)) {
+      return DataLossError("tensor {}: wrong shape (needs a single number, got [{}])", name,
+                           fmt::join(info->shape, ", "));
+    }
+    float scale = 0.0f;
+    FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(*info, 0, 1, &scale));
+    // Its inverse is used too.
+    if (!std::isfinite(scale) || scale <= 0.0f || !std::isfinite(1.0f / scale)) {
+      return DataLossError("tensor {}: {} is no scale", name, scale);
+    }
+    return scale;
+  }
+  return 1.0f;
 }
 
 LoadSeconds WeightReader::times() const {

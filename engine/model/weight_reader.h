@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -42,6 +43,9 @@ class WeightReader final {
   // A tensor of `shape` as FP32: norms, positions.
   absl::StatusOr<std::vector<float>> ReadFloats(const std::string& name,
                                                 const std::vector<int64_t>& shape) const;
+  // The number in the first of the tensors that there is, [] or [1]; 1 when there is none.
+  // DATA_LOSS for more numbers than one, or one that is not finite and above 0.
+  absl::StatusOr<float> ReadKvScale(std::span<const std::string> names) const;
   // `read` and `verify` so far.
   LoadSeconds times() const;
 

@@ -12,12 +12,15 @@ namespace flashquant {
 struct BackendFlags {
   std::string backend = "auto";
   int32_t threads = 0;
+  std::string kv_cache_dtype = "auto";
 
-  // Views `backend`: valid while this object is.
-  BackendOptions options() const { return {.kind = backend, .num_threads = threads}; }
+  // Views the texts: valid while this object is.
+  BackendOptions options() const {
+    return {.kind = backend, .num_threads = threads, .kv_cache_dtype = kv_cache_dtype};
+  }
 };
 
-// Adds --backend and --threads; `flags` must outlive the command's parsing.
+// Adds --backend, --threads and --kv-cache-dtype; `flags` must outlive the command's parsing.
 void AddBackendFlags(CLI::App* command, BackendFlags* flags);
 
 }  // namespace flashquant

@@ -21,6 +21,7 @@
 #include "engine/quantize/random_checkpoint.h"
 #include "engine/tools/commands.h"
 #include "engine/tools/run_tool.h"
+#include "kernels/backend_factory.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/format/tile_coo_file.h"
 #include "kernels/format/tile_coo_statistics.h"
@@ -249,6 +250,7 @@ absl::Status InspectTileCooFile(const std::string& path) {
 struct PlanFlags {
   std::string gpu_memory;
   std::string reserve = "1GiB";
+  std::string kv_cache_dtype = "auto";
   MemoryPlanOptions options;
 };
 
@@ -271,6 +273,11 @@ void AddPlanFlags(CLI::App* command, CLI::Option* plan, PlanFlags* flags) {
       ->needs(plan)
       ->check(CLI::Range(1, 1 << 17))
       ->capture_default_str();
+  command
+      ->add_option("--kv-cache-dtype", flags->kv_cache_dtype,
+                   "keys and values: auto (BF16), bf16 or fp8")
+      ->needs(plan)
+      ->capture_default_str();
 }
 
 absl::Status PlanMemory(const std::string& path, const PlanFlags& flags) {
@@ -279,9 +286,12 @@ absl::Status PlanMemory(const std::string& path, const PlanFlags& flags) {
     FQ_ASSIGN_OR_RETURN(card, ParseMemorySize(flags.gpu_memory));
   }
   FQ_ASSIGN_OR_RETURN(const int64_t reserve, ParseMemorySize(flags.reserve));
+  FQ_ASSIGN_OR_RETURN(const std::optional<DType> kv_dtype, ParseKvCacheDType(flags.kv_cache_dtype));
+  MemoryPlanOptions options = flags.options;
+  options.kv_dtype = kv_dtype.value_or(DType::kBF16);
   const auto print = [&](const Checkpoint& checkpoint) -> absl::Status {
-    FQ_ASSIGN_OR_RETURN(const MemoryPlan plan, MakeMemoryPlan(checkpoint, flags.options));
-    fmt::print("{}", DescribeMemoryPlan(plan, flags.options, card, reserve));
+    FQ_ASSIGN_OR_RETURN(const MemoryPlan plan, MakeMemoryPlan(checkpoint, options));
+    fmt::print("{}", DescribeMemoryPlan(plan, options, card, reserve));
     return absl::OkStatus();
   };
   if (!path.ends_with(".json")) {

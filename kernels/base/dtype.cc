@@ -12,7 +12,7 @@ struct DTypeInfo {
   int64_t num_bytes;
 };
 
-constexpr std::array<DTypeInfo, 13> kDTypes = {{
+constexpr std::array<DTypeInfo, 14> kDTypes = {{
     {DType::kF32, "F32", 4},
     {DType::kF16, "F16", 2},
     {DType::kBF16, "BF16", 2},
@@ -26,6 +26,7 @@ constexpr std::array<DTypeInfo, 13> kDTypes = {{
     {DType::kU64, "U64", 8},
     {DType::kI64, "I64", 8},
     {DType::kBool, "BOOL", 1},
+    {DType::kF8E4M3, "F8_E4M3", 1},
 }};
 
 }  // namespace
@@ -36,7 +37,7 @@ std::string_view DTypeName(DType dtype) { return kDTypes[static_cast<size_t>(dty
 
 std::optional<DType> DTypeFromName(std::string_view name) {
   for (const DTypeInfo& info : kDTypes) {
-    if (info.name == name) return info.dtype;
+    if (info.name == name && info.dtype != DType::kF8E4M3) return info.dtype;
   }
   return std::nullopt;
 }

@@ -20,7 +20,8 @@ enum class DType : uint8_t {
   kI32,
   kU64,
   kI64,
-  kBool
+  kBool,
+  kF8E4M3  // of a KV cache only
 };
 
 // Bytes of one element.
@@ -29,7 +30,7 @@ int64_t DTypeBytes(DType dtype);
 // The safetensors name: "F32", "BF16", "U8", ...
 std::string_view DTypeName(DType dtype);
 
-// nullopt for a name that we do not know.
+// nullopt for a name that we do not know, or whose tensors we do not read: FP8 weights.
 std::optional<DType> DTypeFromName(std::string_view name);
 
 }  // namespace flashquant

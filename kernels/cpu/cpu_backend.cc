@@ -17,7 +17,7 @@ BackendInfo CpuBackend::info() const {
   if (target == "AVX3_DL") target = "AVX-512 VNNI";
   info.device = fmt::format("{} threads, {}", pool_.num_threads(), target);
   info.activation_dtype = DType::kF32;
-  info.kv_dtype = DType::kF32;
+  info.kv_dtype = kv_dtype_;
   info.row_multiple = row_multiple_;
   info.free_memory_bytes = FreeHostMemoryBytes();
   return info;
@@ -87,7 +87,7 @@ absl::Status CpuBackend::Linear(const LinearParams& params) {
 }
 
 absl::Status CpuBackend::RopeAndKvWrite(const RopeAndKvWriteParams& params) {
-  RopeAndKvWriteCpu(params, pool_);
+  RopeAndKvWriteCpu(params, kv_dtype_, pool_);
   return absl::OkStatus();
 }
 
@@ -97,11 +97,11 @@ absl::Status CpuBackend::PagedAttention(const PagedAttentionParams& params) {
                                 params.num_heads, params.num_kv_heads);
   }
   const int64_t num_bytes =
-      pool_.num_threads() * AttentionScratchFloats(params) * int64_t{sizeof(float)};
+      pool_.num_threads() * AttentionScratchFloats(params, kv_dtype_) * int64_t{sizeof(float)};
   if (num_bytes > attention_scratch_.num_bytes()) {
     FQ_ASSIGN_OR_RETURN(attention_scratch_, HostMemory::Create(num_bytes));
   }
-  PagedAttentionCpu(params, pool_, attention_scratch_.As<float>());
+  PagedAttentionCpu(params, kv_dtype_, pool_, attention_scratch_.As<float>());
   return absl::OkStatus();
 }
 

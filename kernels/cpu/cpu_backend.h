@@ -1,5 +1,5 @@
-// CpuBackend: the Backend that runs anywhere. FP32 activations and KV cache; ops run at once on a
-// thread pool, so Synchronize has nothing to wait for.
+// CpuBackend: the Backend that runs anywhere. FP32 activations; a KV cache of FP32, BF16 or FP8;
+// ops run at once on a thread pool, so Synchronize has nothing to wait for.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace flashquant {
 
 class CpuBackend final : public Backend {
  public:
-  // num_threads >= 1; row_multiple >= 1.
-  CpuBackend(int32_t num_threads, int32_t row_multiple)
-      : row_multiple_(row_multiple), pool_(num_threads) {}
+  // num_threads >= 1; row_multiple >= 1; kv_dtype: F32, BF16 or F8_E4M3.
+  CpuBackend(int32_t num_threads, int32_t row_multiple, DType kv_dtype)
+      : row_multiple_(row_multiple), kv_dtype_(kv_dtype), pool_(num_threads) {}
 
   BackendInfo info() const override;
   absl::StatusOr<DeviceBuffer> Allocate(int64_t num_bytes) override;
@@ -44,6 +44,7 @@ class CpuBackend final : public Backend {
 
  private:
   const int32_t row_multiple_;
+  const DType kv_dtype_;
   ThreadPool pool_;
   LinearScratch linear_scratch_;
   HostMemory attention_scratch_;

@@ -46,7 +46,8 @@ void LayerNormCpu(const LayerNormParams& params, ThreadPool& pool);
 void HeadNormCpu(const HeadNormParams& params, ThreadPool& pool);
 void AddPositionsCpu(const AddPositionsParams& params, ThreadPool& pool);
 void ReluCpu(const ReluParams& params, ThreadPool& pool);
-void RopeAndKvWriteCpu(const RopeAndKvWriteParams& params, ThreadPool& pool);
+// kv_dtype of this and the attention: F32, BF16 or F8_E4M3.
+void RopeAndKvWriteCpu(const RopeAndKvWriteParams& params, DType kv_dtype, ThreadPool& pool);
 void SiluAndMulCpu(const SiluAndMulParams& params, ThreadPool& pool);
 void GatherRowsCpu(const GatherRowsParams& params, ThreadPool& pool);
 
@@ -54,9 +55,10 @@ void GatherRowsCpu(const GatherRowsParams& params, ThreadPool& pool);
 inline constexpr int32_t kAttentionTileKeys = 64;
 
 // Floats of scratch that one thread of PagedAttentionCpu needs.
-int64_t AttentionScratchFloats(const PagedAttentionParams& params);
+int64_t AttentionScratchFloats(const PagedAttentionParams& params, DType kv_dtype);
 // scratch: [threads][AttentionScratchFloats].
-void PagedAttentionCpu(const PagedAttentionParams& params, ThreadPool& pool, float* scratch);
+void PagedAttentionCpu(const PagedAttentionParams& params, DType kv_dtype, ThreadPool& pool,
+                       float* scratch);
 
 void SampleTokensCpu(const SampleTokensParams& params, ThreadPool& pool);
 

@@ -3,7 +3,8 @@
 // A task is one query row and one KV head with the query heads that share it. It walks the row's
 // keys in tiles of 64, cut at multiples of 64 from position 0, with a running softmax (the online
 // softmax of Milakov and Gimelshein, as in FlashAttention). So the order of every sum is given by
-// key positions alone: neither chunked prefill nor the batch can change a row's result.
+// key positions alone: neither chunked prefill nor the batch can change a row's result. A cache of
+// BF16 or FP8 is widened to floats tile by tile, once for all query heads of the group.
 #include "kernels/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -17,6 +18,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
+#include "kernels/base/bfloat16.h"
+#include "kernels/base/float8.h"
 #include "kernels/cpu/cpu_kernels.h"
 
 #ifndef FLASHQUANT_KERNELS_CPU_PAGED_ATTENTION_CC_ONCE_
@@ -26,6 +29,7 @@ namespace flashquant {
 // One query row and one KV head.
 struct AttentionTask {
   const PagedAttentionParams* params = nullptr;
+  DType kv_dtype = DType::kF32;
   const int32_t* block_ids = nullptr;  // the sequence's blocks
   int64_t first_key = 0;
   int64_t end_key = 0;  // the row's own position + 1
@@ -33,6 +37,8 @@ struct AttentionTask {
   const float* q = nullptr;  // [group][head_dim]
   float* out = nullptr;      // [group][head_dim]
   float* scratch = nullptr;
+
+  KvScales kv_scales() const { return kv_dtype == DType::kF8E4M3 ? params->kv_scales : KvScales(); }
 };
 
 }  // namespace flashquant
@@ -174,6 +180,44 @@ HWY_INLINE float UpdateSoftmax(float* scores, int64_t num_keys, SoftmaxState& st
   return factor;
 }
 
+// Elements of a cache as floats, exactly; FP8's without their scale.
+HWY_INLINE hn::Vec<D> LoadAsFloat(const BFloat16* from) {
+  const D d;
+  const hn::RebindToUnsigned<D> bits;
+  const hn::Rebind<uint16_t, D> narrow;
+  const auto raw = hn::LoadU(narrow, reinterpret_cast<const uint16_t*>(from));
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(bits, raw)));
+}
+
+HWY_INLINE hn::Vec<D> LoadAsFloat(const Float8E4M3* from) {
+  const D d;
+  const hn::RebindToUnsigned<D> bits;
+  const hn::Rebind<uint8_t, D> narrow;
+  const auto raw = hn::PromoteTo(bits, hn::LoadU(narrow, reinterpret_cast<const uint8_t*>(from)));
+  const auto magnitude = hn::And(raw, hn::Set(bits, 0x7fu));
+  // Of a normal: the value. Of a subnormal 2^-7 (1 + m / 8), and wanted is 2^-6 m / 8: no float
+  // subnormal is met on the way.
+  const auto as_normal =
+      hn::BitCast(d, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(bits, 120u << 23)));
+  const auto as_subnormal = hn::Sub(hn::Add(as_normal, as_normal), hn::Set(d, 0x1p-6f));
+  const auto is_subnormal = hn::RebindMask(d, hn::Lt(magnitude, hn::Set(bits, 8u)));
+  const auto is_nan = hn::RebindMask(d, hn::Eq(magnitude, hn::Set(bits, uint32_t{kFloat8E4M3Nan})));
+  const auto size = hn::IfThenElse(is_nan, hn::Set(d, std::numeric_limits<float>::quiet_NaN()),
+                                   hn::IfThenElse(is_subnormal, as_subnormal, as_normal));
+  const auto sign = hn::ShiftLeft<24>(hn::AndNot(hn::Set(bits, 0x7fu), raw));
+  return hn::Or(size, hn::BitCast(d, sign));
+}
+
+template <typename T>
+HWY_INLINE void WidenRow(const void* cache, int64_t offset, int64_t head_dim, float* out) {
+  const D d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const T* from = static_cast<const T*>(cache) + offset;
+  int64_t i = 0;
+  for (; i + lanes <= head_dim; i += lanes) hn::StoreU(LoadAsFloat(from + i), d, out + i);
+  for (; i < head_dim; ++i) out[i] = ToFloat(from[i]);
+}
+
 // The rows of one tile of keys.
 struct KeyTile {
   int64_t num_keys = 0;
@@ -181,8 +225,10 @@ struct KeyTile {
   const float* values[kAttentionTileKeys];
 };
 
-// The tile that holds position `key`, from there to the tile's edge or the task's end.
-HWY_INLINE void FindTile(const AttentionTask& task, int64_t key, KeyTile& tile) {
+// Calls put(i, element offset in the cache) for each key of the tile that holds position `key`,
+// from there to the tile's edge or the task's end.
+template <typename Put>
+HWY_INLINE void ForTileRows(const AttentionTask& task, int64_t key, KeyTile& tile, const Put& put) {
   const PagedKvGeometry& kv = task.params->kv;
   const int64_t edge = (key / kAttentionTileKeys + 1) * kAttentionTileKeys;
   tile.num_keys = std::min(task.end_key, edge) - key;
@@ -190,9 +236,29 @@ HWY_INLINE void FindTile(const AttentionTask& task, int64_t key, KeyTile& tile) 
     const int64_t block = (key + i) / kv.block_tokens;
     const auto place = static_cast<int32_t>((key + i) % kv.block_tokens);
     const int64_t offset = kv.RowOffset(task.block_ids[block], task.kv_head, place);
+    put(i, offset);
+  }
+}
+
+HWY_INLINE void FindTile(const AttentionTask& task, int64_t key, KeyTile& tile) {
+  ForTileRows(task, key, tile, [&](int64_t i, int64_t offset) HWY_ATTR {
     tile.keys[i] = static_cast<const float*>(task.params->k_cache) + offset;
     tile.values[i] = static_cast<const float*>(task.params->v_cache) + offset;
-  }
+  });
+  for (int64_t i = 0; i < tile.num_keys; ++i) PrefetchRow(tile.values[i], task.params->head_dim);
+}
+
+// The same for a cache of T: `rows`, [2][tile keys][head_dim], gets the tile's keys and values.
+template <typename T>
+HWY_INLINE void WidenTile(const AttentionTask& task, int64_t key, float* rows, KeyTile& tile) {
+  const int64_t head_dim = task.params->head_dim;
+  float* values = rows + kAttentionTileKeys * head_dim;
+  ForTileRows(task, key, tile, [&](int64_t i, int64_t offset) HWY_ATTR {
+    WidenRow<T>(task.params->k_cache, offset, head_dim, rows + i * head_dim);
+    WidenRow<T>(task.params->v_cache, offset, head_dim, values + i * head_dim);
+    tile.keys[i] = rows + i * head_dim;
+    tile.values[i] = values + i * head_dim;
+  });
 }
 
 void AttendRow(const AttentionTask& task) {
@@ -203,18 +269,28 @@ void AttendRow(const AttentionTask& task) {
   auto* states = reinterpret_cast<SoftmaxState*>(scores + group * kAttentionTileKeys);
   std::fill_n(states, group, SoftmaxState());
   std::fill_n(task.out, group * head_dim, 0.0f);
+  float* rows = scores + group * (kAttentionTileKeys + 2);
+  const float score_scale = params.softmax_scale * task.kv_scales().k;
 
   KeyTile tile;
   for (int64_t key = task.first_key; key < task.end_key; key += tile.num_keys) {
-    FindTile(task, key, tile);
-    for (int64_t i = 0; i < tile.num_keys; ++i) PrefetchRow(tile.values[i], head_dim);
+    switch (task.kv_dtype) {
+      case DType::kBF16:
+        WidenTile<BFloat16>(task, key, rows, tile);
+        break;
+      case DType::kF8E4M3:
+        WidenTile<Float8E4M3>(task, key, rows, tile);
+        break;
+      default:
+        FindTile(task, key, tile);
+    }
     for (int64_t g = 0; g < group; g += 2) {
       const float* q = task.q + g * head_dim;
       float* tile_scores = scores + g * kAttentionTileKeys;
       if (g + 2 <= group) {
-        TileScores<2>(q, tile.keys, tile.num_keys, head_dim, params.softmax_scale, tile_scores);
+        TileScores<2>(q, tile.keys, tile.num_keys, head_dim, score_scale, tile_scores);
       } else {
-        TileScores<1>(q, tile.keys, tile.num_keys, head_dim, params.softmax_scale, tile_scores);
+        TileScores<1>(q, tile.keys, tile.num_keys, head_dim, score_scale, tile_scores);
       }
     }
     for (int64_t g = 0; g < group; ++g) {
@@ -224,7 +300,7 @@ void AttendRow(const AttentionTask& task) {
     }
   }
   for (int64_t g = 0; g < group; ++g) {
-    const float inverse = 1.0f / states[g].sum;
+    const float inverse = task.kv_scales().v / states[g].sum;
     for (int64_t i = 0; i < head_dim; ++i) task.out[g * head_dim + i] *= inverse;
   }
 }
@@ -238,17 +314,20 @@ namespace flashquant {
 
 HWY_EXPORT(AttendRow);
 
-int64_t AttentionScratchFloats(const PagedAttentionParams& params) {
+int64_t AttentionScratchFloats(const PagedAttentionParams& params, DType kv_dtype) {
   const int64_t group = params.num_heads / params.num_kv_heads;
-  return group * (kAttentionTileKeys + 2);  // a tile of scores and a SoftmaxState of two floats
+  // A tile of scores and a SoftmaxState of two floats; a widened tile of keys and of values.
+  return group * (kAttentionTileKeys + 2) +
+         (kv_dtype == DType::kF32 ? 0 : int64_t{2} * kAttentionTileKeys * params.head_dim);
 }
 
-void PagedAttentionCpu(const PagedAttentionParams& params, ThreadPool& pool, float* scratch) {
+void PagedAttentionCpu(const PagedAttentionParams& params, DType kv_dtype, ThreadPool& pool,
+                       float* scratch) {
   const AttentionBatch& batch = params.batch;
   const int64_t kv_heads = params.num_kv_heads;
   const int64_t group = params.num_heads / kv_heads;
   const int64_t qkv_stride = (params.num_heads + 2 * kv_heads) * params.head_dim;
-  const int64_t scratch_floats = AttentionScratchFloats(params);
+  const int64_t scratch_floats = AttentionScratchFloats(params, kv_dtype);
   const auto run = [&](int64_t i, int32_t thread) {
     const int64_t row = i / kv_heads;
     const int32_t* indptr_end = batch.query_indptr + batch.num_sequences + 1;
@@ -259,6 +338,7 @@ void PagedAttentionCpu(const PagedAttentionParams& params, ThreadPool& pool, flo
         batch.context_lengths[sequence] - (batch.query_indptr[sequence + 1] - row);
     AttentionTask task;
     task.params = &params;
+    task.kv_dtype = kv_dtype;
     task.block_ids = batch.block_ids + batch.block_indptr[sequence];
     task.end_key = position + 1;
     if (params.sliding_window > 0) {

@@ -1,6 +1,6 @@
 // Layout of the paged KV cache. One K and one V array per layer:
-// [num_blocks][num_kv_heads][block_tokens][head_dim], element type as the backend says (FP32 on the
-// CPU).
+// [num_blocks][num_kv_heads][block_tokens][head_dim], element type as the backend says
+// (BackendInfo::kv_dtype).
 //
 // A KV slot is one token's place: slot = block_id * block_tokens + offset. Block 0 is the null
 // block: never handed out, target of padding rows.

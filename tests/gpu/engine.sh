@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-parity="memory linear attention pointwise decoder_variant sample penalty"
+parity="memory linear attention kv_cache pointwise decoder_variant sample penalty"
 if [[ "${1:-}" == "--prebuilt" ]]; then
   build="$2"
   tests="$2"
@@ -88,9 +88,17 @@ check bench_int4_head timeout 60 "$build/flashquant" bench engine --backend cuda
   --batch 8,16 --context 1024 --lm-head int4
 cat "$logs/bench_int4_head.log"
 
+for dtype in bf16 fp8; do
+  check "bench_kv_$dtype" timeout 90 "$build/flashquant" bench engine --backend cuda \
+    --config "$logs/8b.json" --batch 8,16,64 --context 1024,8192 --kv-cache-dtype "$dtype"
+  cat "$logs/bench_kv_$dtype.log"
+done
+
 if command -v compute-sanitizer >/dev/null; then
   check memcheck_attention timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 \
     "$tests/attention_parity_test" --gtest_filter='*HeadSharing*cuda:*DecodeAfter*cuda:*ManyHeads*cuda'
+  check memcheck_kv_cache timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 \
+    "$tests/kv_cache_parity_test" --gtest_filter='*LongContexts*cuda:*Clamped*cuda:*NotFinite*cuda'
   check memcheck_sample timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 \
     "$tests/sample_parity_test" --gtest_filter='*BannedIds*cuda:*NonFinite*cuda:*BanningTheWhole*cuda'
   check memcheck_penalty timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 \

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -50,11 +51,17 @@ class ParityTest : public testing::TestWithParam<ParityTarget> {
   void SetUp() override {
     hwy::SetSupportedTargetsForTest(GetParam().simd_target);
     hwy::GetChosenTarget().DeInit();
+    MakeBackend("auto");
+  }
+  // Another backend, with this type of KV cache; the one before stays for what it allocated.
+  void MakeBackend(std::string_view kv_cache_dtype) {
     BackendOptions options;
     options.kind = GetParam().kind;
     options.num_threads = 2;
+    options.kv_cache_dtype = kv_cache_dtype;
     auto backend = CreateBackend(options);
     FQ_ASSERT_OK(backend);
+    if (backend_ != nullptr) earlier_.push_back(std::move(backend_));
     backend_ = *std::move(backend);
     act_dtype_ = backend_->info().activation_dtype;
   }
@@ -138,6 +145,7 @@ class ParityTest : public testing::TestWithParam<ParityTarget> {
   }
 
  private:
+  std::vector<std::unique_ptr<Backend>> earlier_;
   std::unique_ptr<Backend> backend_;
   DType act_dtype_ = DType::kF32;
 };

@@ -38,6 +38,12 @@ absl::Status AttentionStep::Check(const PagedAttentionParams& params) const {
     return InvalidArgumentError("attention: head dimension {}; even, 2 to {}", params.head_dim,
                                 kMaxHeadDim);
   }
+  if (fp8_cache_ && params.head_dim % kFp8DimMultiple != 0) {
+    return InvalidArgumentError(
+        "attention: head dimension {} with an FP8 KV cache; a multiple of {} (--kv-cache-dtype "
+        "bf16 takes any)",
+        params.head_dim, kFp8DimMultiple);
+  }
   if (static_cast<size_t>(params.batch.num_sequences) != context_lengths_.size()) {
     return InvalidArgumentError("attention: {} sequences, planned for {}",
                                 params.batch.num_sequences, context_lengths_.size());
@@ -63,6 +69,7 @@ absl::Status AttentionStep::RunSingleRows(const PagedAttentionParams& params,
   DecodeAttentionParams decode;
   decode.attention = params;
   decode.cos_sin = cos_sin;
+  decode.fp8_cache = fp8_cache_;
   decode.ranks =
       DecodeRanks(int64_t{params.batch.num_sequences} * NumDecodeTiles(params), num_sms_);
   if (!cluster_) {
@@ -87,6 +94,7 @@ absl::Status AttentionStep::Plan(const PagedAttentionParams& params, int32_t gro
   FQ_RETURN_IF_ERROR(backend_->CopyToDevice(items_.data(), plan.wide.data(), Bytes(plan.wide)));
   work_.wide = items_.As<AttentionItem>();
   work_.num_wide = static_cast<int32_t>(plan.wide.size());
+  work_.fp8_cache = fp8_cache_;
   num_single_rows_ = plan.num_single_rows;
   planned_group_ = group;
   planned_window_ = params.sliding_window;

@@ -18,9 +18,13 @@ namespace flashquant::cuda {
 
 class AttentionStep final {
  public:
-  // `cluster`: the device has thread block clusters.
-  AttentionStep(Backend* backend, cudaStream_t stream, bool cluster, int num_sms)
-      : backend_(backend), stream_(stream), cluster_(cluster), num_sms_(num_sms) {}
+  // `cluster`: the device has thread block clusters; `fp8_cache`: else BF16.
+  AttentionStep(Backend* backend, cudaStream_t stream, bool cluster, int num_sms, bool fp8_cache)
+      : backend_(backend),
+        stream_(stream),
+        cluster_(cluster),
+        num_sms_(num_sms),
+        fp8_cache_(fp8_cache) {}
 
   // Copies the arrays that plans are made from.
   void Begin(const AttentionBatch& host_batch);
@@ -43,6 +47,7 @@ class AttentionStep final {
   const cudaStream_t stream_;
   const bool cluster_;
   const int num_sms_;
+  const bool fp8_cache_;
   std::vector<int32_t> query_indptr_;
   std::vector<int32_t> context_lengths_;
   std::vector<int32_t> block_indptr_;

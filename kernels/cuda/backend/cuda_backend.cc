@@ -19,9 +19,10 @@ constexpr int64_t kReservedBytes = int64_t{512} << 20;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_multiple,
+                                                                 DType kv_dtype,
                                                                  std::vector<TunedPlan> plans) {
   FQ_ASSIGN_OR_RETURN(DeviceProperties device, OpenDevice());
-  std::unique_ptr<CudaBackend> backend(new CudaBackend(std::move(device), row_multiple));
+  std::unique_ptr<CudaBackend> backend(new CudaBackend(std::move(device), row_multiple, kv_dtype));
   FQ_RETURN_IF_ERROR(
       ToStatus(cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking), "stream"));
   FQ_ASSIGN_OR_RETURN(UploadRing uploads, UploadRing::Create(backend->stream_));
@@ -35,8 +36,9 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_mul
     }
   }
   const bool has_clusters = backend->device_.compute_major >= 9;
-  backend->attention_ = std::make_unique<AttentionStep>(
-      backend.get(), backend->stream_, has_clusters, backend->device_.num_multiprocessors);
+  backend->attention_ =
+      std::make_unique<AttentionStep>(backend.get(), backend->stream_, has_clusters,
+                                      backend->device_.num_multiprocessors, backend->fp8_cache());
   backend->recorded_ = std::make_unique<RecordedOps>(backend->stream_);
   return backend;
 }
@@ -58,7 +60,7 @@ BackendInfo CudaBackend::info() const {
   info.device = fmt::format("{}, compute capability {}.{}", device_.name, device_.compute_major,
                             device_.compute_minor);
   info.activation_dtype = DType::kBF16;
-  info.kv_dtype = DType::kBF16;
+  info.kv_dtype = kv_dtype_;
   info.row_multiple = row_multiple_;
   info.records_ops = true;
   info.exact_rows = false;
@@ -214,7 +216,7 @@ absl::Status CudaBackend::UnpackedLinear(const FusedWeight& weight,
 }
 
 absl::Status CudaBackend::RopeAndKvWrite(const RopeAndKvWriteParams& params) {
-  return ToStatus(LaunchRopeAndKvWrite(params, stream_), "rope_and_kv_write");
+  return ToStatus(LaunchRopeAndKvWrite(params, fp8_cache(), stream_), "rope_and_kv_write");
 }
 
 absl::Status CudaBackend::PlanAttention(const AttentionBatch& host_batch) {

@@ -1,5 +1,5 @@
-// CudaBackend: the Backend of one NVIDIA GPU. BF16 activations and KV cache, FP32 sums; all ops in
-// order on one stream, none of them waits for the device.
+// CudaBackend: the Backend of one NVIDIA GPU. BF16 activations, a BF16 or FP8 KV cache, FP32 sums;
+// all ops in order on one stream, none of them waits for the device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,9 +23,9 @@ namespace flashquant::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // row_multiple >= 1; plans: of DeviceShape::tuned_plans. UNAVAILABLE when there is no device that
-  // this build can use.
-  static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(int32_t row_multiple,
+  // row_multiple >= 1; kv_dtype: BF16 or F8_E4M3; plans: of DeviceShape::tuned_plans. UNAVAILABLE
+  // when there is no device that this build can use.
+  static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(int32_t row_multiple, DType kv_dtype,
                                                              std::vector<TunedPlan> plans = {});
   ~CudaBackend() override;
 
@@ -63,18 +63,20 @@ class CudaBackend final : public Backend {
   void Free(void* data, int64_t num_bytes) override;
 
  private:
-  CudaBackend(DeviceProperties device, int32_t row_multiple)
-      : device_(std::move(device)), row_multiple_(row_multiple) {}
+  CudaBackend(DeviceProperties device, int32_t row_multiple, DType kv_dtype)
+      : device_(std::move(device)), row_multiple_(row_multiple), kv_dtype_(kv_dtype) {}
 
   // `layer` without its matrix: through a BF16 copy of the weight, as many strips at once as
   // linear_route.h says.
   absl::Status UnpackedLinear(const FusedWeight& weight, const DenseLinearArguments& layer);
+  bool fp8_cache() const { return kv_dtype_ == DType::kF8E4M3; }
 
   const DeviceProperties device_;
   const int32_t row_multiple_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<UploadRing> uploads_;
   std::array<ReadBackSlot, kNumReadBackSlots> read_backs_;
+  const DType kv_dtype_;
   std::array<std::array<Event, kNumMarks>, kNumReadBackSlots> marks_;
   std::unique_ptr<DenseLinear> dense_linear_;
   std::unique_ptr<FusedLinear> fused_linear_;

@@ -1,5 +1,5 @@
 // Launchers of the CUDA backend's own kernels, one per op of op_params.h; the fused INT4 linear has
-// its own header, launchers.h. Activations and the KV cache are BF16, sums FP32.
+// its own header, launchers.h. Activations are BF16, the KV cache BF16 or FP8, sums FP32.
 //
 // Pointers are device memory unless marked. Each launcher queues on `stream` and returns the launch
 // error; none synchronises or allocates. No absl here: nvcc compiles this header.
@@ -29,7 +29,8 @@ cudaError_t LaunchHeadNorm(const HeadNormParams& params, cudaStream_t stream);
 cudaError_t LaunchAddPositions(const AddPositionsParams& params, cudaStream_t stream);
 cudaError_t LaunchRelu(const ReluParams& params, cudaStream_t stream);
 
-cudaError_t LaunchRopeAndKvWrite(const RopeAndKvWriteParams& params, cudaStream_t stream);
+cudaError_t LaunchRopeAndKvWrite(const RopeAndKvWriteParams& params, bool fp8_cache,
+                                 cudaStream_t stream);
 
 cudaError_t LaunchSiluAndMul(const SiluAndMulParams& params, cudaStream_t stream);
 

@@ -375,3 +375,9 @@ TEST(InspectCommandTest, MissingFolderAndMissingFileAreNoInput) {
 
 }  // namespace
 }  // namespace flashquant
+  EXPECT_THAT(plan({"--kv-cache-dtype", "fp8"}).out, HasSubstr("KV, 64 x 512 tokens in FP8"));
+  EXPECT_EQ(plan({"--kv-cache-dtype", "int8"}).exit_code, 64);
+  EXPECT_THAT(RunCommand({"inspect", config, "--plan", "--max-sequences", "8", "--max-length",
+                          "4096", "--kv-cache-dtype", "fp8"})
+                  .out,
+              HasSubstr("KV, 8 x 4096 tokens in FP8             3.001 GiB"));

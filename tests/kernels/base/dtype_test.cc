@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/base/bfloat16.h"
+#include "kernels/base/float8.h"
 #include "kernels/base/tensor_view.h"
 
 namespace flashquant {
@@ -35,8 +36,11 @@ TEST(DTypeTest, NamesAndSizesAreThoseOfSafetensors) {
     EXPECT_EQ(DTypeBytes(dtype), static_cast<int64_t>(num_bytes)) << name;
     EXPECT_EQ(DTypeFromName(name), dtype) << name;
   }
+  EXPECT_EQ(DTypeName(DType::kF8E4M3), "F8_E4M3");
+  EXPECT_EQ(DTypeBytes(DType::kF8E4M3), static_cast<int64_t>(sizeof(Float8E4M3)));
 }
 
+// F8_E4M3: files of FP8 weights, which need scales, are refused.
 TEST(DTypeTest, UnknownNamesHaveNoType) {
   for (const char* name : {"", "f32", "F32 ", "FLOAT", "F8_E4M3", "BF1"}) {
     EXPECT_EQ(DTypeFromName(name), std::nullopt) << name;

@@ -36,13 +36,28 @@ TEST(BackendFactoryTest, OptionsAreCheckedAndHonoured) {
   EXPECT_THAT(CreateBackend(options),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("row multiple: 1000")));
   options.row_multiple = 8;
+  options.kv_cache_dtype = "int8";
+  EXPECT_THAT(CreateBackend(options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("KV cache dtype 'int8'; auto, bf16 or fp8")));
+  options.kv_cache_dtype = "auto";
   auto backend = CreateBackend(options);
   FQ_ASSERT_OK(backend);
+  EXPECT_EQ((*backend)->info().kv_dtype, DType::kF32);
   const BackendInfo info = (*backend)->info();
   EXPECT_EQ(info.name, "cpu");
   EXPECT_THAT(info.device, HasSubstr("3 threads"));
   EXPECT_EQ(info.row_multiple, 8);
   EXPECT_GT(info.free_memory_bytes, 0);
+}
+
+TEST(BackendFactoryTest, TheTypeOfTheKvCacheIsTheOneAskedFor) {
+  for (const auto& [name, dtype] :
+       {std::pair{"bf16", DType::kBF16}, std::pair{"fp8", DType::kF8E4M3}}) {
+    auto backend = CreateBackend({.kind = "cpu", .kv_cache_dtype = name});
+    FQ_ASSERT_OK(backend);
+    EXPECT_EQ((*backend)->info().kv_dtype, dtype);
+  }
 }
 
 TEST(CpuBackendTest, MemoryIsAlignedAndZero) {

@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/backend/paged_attention/decode_join.cuh"
 #include "kernels/cuda/backend/paged_attention/key_loader.cuh"
+#include "kernels/cuda/backend/paged_attention/kv_type.cuh"
 #include "kernels/cuda/backend/paged_attention/params.h"
 #include "kernels/cuda/backend/paged_attention/tile.cuh"
 #include "kernels/cuda/backend/rotary.cuh"
@@ -27,26 +28,29 @@ namespace flashquant::cuda {
 template <typename Tile>
 __device__ void LoadDecodeQuery(const DecodeAttentionParams& params, const DecodeBlock& block,
                                 const __nv_bfloat16* qkv_row, const float* cos_sin,
-                                __nv_bfloat16* query) {
+                                uint16_t* query) {
   const int d = params.attention.head_dim;
   const int half = d / 2;
   for (int row = threadIdx.x / 32; row < block.num_heads; row += Tile::kWarps) {
     const __nv_bfloat16* from = qkv_row + (block.first_head + row) * d;
-    __nv_bfloat16* to = query + row * Tile::kStride;
+    uint16_t* to = query + row * Tile::kStride;
     for (int i = threadIdx.x % 32; i < half; i += 32) {
       RotatedPair pair = {from[i], from[half + i]};
       if (params.cos_sin != nullptr) {
         pair = Rotate(pair.low, pair.high, cos_sin[i], cos_sin[half + i]);
       }
-      to[i] = pair.low;
-      to[half + i] = pair.high;
+      to[Tile::Kv::QueryPlace(i)] = Tile::Kv::QueryBits(pair.low);
+      to[Tile::Kv::QueryPlace(half + i)] = Tile::Kv::QueryBits(pair.high);
     }
   }
 }
 
-// The row's own key and value, held by the threads that store them.
+// The row's own key and value as the cache has them, held by the threads that store them.
 template <typename Tile, int kPaddedDim>
 class OwnKey {
+  using Kv = typename Tile::Kv;
+  using Element = typename Kv::Element;
+
  public:
   __device__ void Load(const DecodeAttentionParams& params, const DecodeBlock& block,
                        const __nv_bfloat16* qkv_row, const float* cos_sin) {
@@ -54,26 +58,31 @@ class OwnKey {
     const int half = d / 2;
     const __nv_bfloat16* key = qkv_row + (params.attention.num_heads + block.kv_head) * d;
     const __nv_bfloat16* value = key + params.attention.num_kv_heads * d;
+    const float k_inverse = Kv::kScaled ? 1.0f / params.attention.kv_scales.k : 1.0f;
+    const float v_inverse = Kv::kScaled ? 1.0f / params.attention.kv_scales.v : 1.0f;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const int i = threadIdx.x + j * Tile::kThreads;
-      if (i < half) key_[j] = Rotate(key[i], key[half + i], cos_sin[i], cos_sin[half + i]);
+      if (i >= half) continue;
+      const RotatedPair pair = Rotate(key[i], key[half + i], cos_sin[i], cos_sin[half + i]);
+      key_[j][0] = Kv::FromBf16(pair.low, k_inverse);
+      key_[j][1] = Kv::FromBf16(pair.high, k_inverse);
     }
 #pragma unroll
     for (int j = 0; j < kValues; ++j) {
       const int i = threadIdx.x + j * Tile::kThreads;
-      if (i < d) value_[j] = value[i];
+      if (i < d) value_[j] = Kv::FromBf16(value[i], v_inverse);
     }
   }
 
-  __device__ void Store(int head_dim, __nv_bfloat16* key, __nv_bfloat16* value) const {
+  __device__ void Store(int head_dim, Element* key, Element* value) const {
     const int half = head_dim / 2;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const int i = threadIdx.x + j * Tile::kThreads;
       if (i >= half) continue;
-      key[i] = key_[j].low;
-      key[half + i] = key_[j].high;
+      key[i] = key_[j][0];
+      key[half + i] = key_[j][1];
     }
 #pragma unroll
     for (int j = 0; j < kValues; ++j) {
@@ -85,15 +94,16 @@ class OwnKey {
  private:
   static constexpr int kPairs = (kPaddedDim / 2 + Tile::kThreads - 1) / Tile::kThreads;
   static constexpr int kValues = (kPaddedDim + Tile::kThreads - 1) / Tile::kThreads;
-  RotatedPair key_[kPairs] = {};
-  __nv_bfloat16 value_[kValues] = {};
+  Element key_[kPairs][2] = {};
+  Element value_[kValues] = {};
 };
 
 // Grid: (ranks, tiles of all KV heads, sequences).
-template <int kPaddedDim, bool kVector, bool kCluster>
-__global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
+template <int kPaddedDim, bool kVector, bool kCluster, typename Kv>
+__global__ void __launch_bounds__(AttentionTile<kPaddedDim, false, Kv>::kThreads)
     DecodeAttentionKernel(DecodeAttentionParams decode) {
-  using Tile = AttentionTile<kPaddedDim, false>;
+  using Tile = AttentionTile<kPaddedDim, false, Kv>;
+  using Element = typename Kv::Element;
   extern __shared__ uint4 shared[];
   __shared__ float rotation[kPaddedDim];
   const PagedAttentionParams& params = decode.attention;
@@ -104,11 +114,10 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
   }
   const bool joins_cluster = kCluster && decode.ranks > 1;
   if (joins_cluster) ClusterArrive();
-  auto* query = reinterpret_cast<__nv_bfloat16*>(shared);
-  __nv_bfloat16* stages = query + Tile::kQueryElements;
-  auto* exchange = reinterpret_cast<float*>(stages + 4 * Tile::kStageElements);
-  const int zero_bytes =
-      params.head_dim == kPaddedDim ? 2 * Tile::kQueryElements : Tile::kSharedBytes;
+  auto* query = reinterpret_cast<uint16_t*>(shared);
+  uint8_t* stages = reinterpret_cast<uint8_t*>(shared) + Tile::kQueryBytes;
+  auto* exchange = reinterpret_cast<float*>(stages + Tile::kStages * 2 * Tile::kStageBytes);
+  const int zero_bytes = params.head_dim == kPaddedDim ? Tile::kQueryBytes : Tile::kSharedBytes;
   for (int i = threadIdx.x; i < zero_bytes / 16; i += Tile::kThreads) {
     shared[i] = make_uint4(0, 0, 0, 0);
   }
@@ -128,16 +137,22 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
       asm volatile("cp.async.commit_group;" ::: "memory");
     }
   };
+  // Not fused, the kernel before this one writes the row's own key.
+  if (!fused) BeginDependent();
   const int first_key = steps.First(block.rank, first_seen);
-  load(first_key, 0);
-  load(steps.Next(first_key), 1);
+  int ahead = first_key;
+#pragma unroll
+  for (int stage = 0; stage < Tile::kStages; ++stage) {
+    load(ahead, stage);
+    ahead = steps.Next(ahead);
+  }
   if (fused) {
     const float* cos_sin = decode.cos_sin + static_cast<int64_t>(own_key) * params.head_dim;
     for (int i = threadIdx.x; i < params.head_dim; i += Tile::kThreads) rotation[i] = cos_sin[i];
   }
   __syncthreads();
 
-  BeginDependent();
+  if (fused) BeginDependent();
   const int64_t width =
       static_cast<int64_t>(params.num_heads + 2 * params.num_kv_heads) * params.head_dim;
   const __nv_bfloat16* qkv_row =
@@ -152,9 +167,8 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
       const int64_t row = KvRowOffset(
           params.kv, params.batch.block_ids[block.first_block + own_key / params.kv.block_tokens],
           block.kv_head, in_block);
-      own.Store(params.head_dim,
-                static_cast<__nv_bfloat16*>(const_cast<void*>(params.k_cache)) + row,
-                static_cast<__nv_bfloat16*>(const_cast<void*>(params.v_cache)) + row);
+      own.Store(params.head_dim, static_cast<Element*>(const_cast<void*>(params.k_cache)) + row,
+                static_cast<Element*>(const_cast<void*>(params.v_cache)) + row);
     }
   }
 
@@ -166,27 +180,29 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
     rows.end[r] = block.context;
     rows.begin[r] = first_seen;
   }
-  const float scale_log2 = params.softmax_scale * 1.44269504088896341f;
+  const float scale_log2 = rows.ScaleLog2(params);
   int stage = 0;
   for (int key = first_key; key < block.context; key = steps.Next(key)) {
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(Tile::kStages - 1) : "memory");
     __syncthreads();
-    __nv_bfloat16* keys = stages + stage * 2 * Tile::kStageElements;
+    uint8_t* keys = stages + stage * 2 * Tile::kStageBytes;
     if (has_own && own_key >= key && own_key < key + Tile::kKeys) {
-      __nv_bfloat16* place = keys + (own_key - key) * Tile::kStride;
-      own.Store(params.head_dim, place, place + Tile::kStageElements);
+      uint8_t* place = keys + (own_key - key) * Tile::kRowBytes;
+      own.Store(params.head_dim, reinterpret_cast<Element*>(place),
+                reinterpret_cast<Element*>(place + Tile::kStageBytes));
       __syncthreads();
     }
-    const __nv_bfloat16* warp_keys = keys + warp_key * Tile::kStride;
+    const uint8_t* warp_keys = keys + warp_key * Tile::kRowBytes;
     float scores[Tile::kWarpKeys / 8][4];
     rows.Score(SharedAddress(query), SharedAddress(warp_keys), key + warp_key, scale_log2, scores);
     rows.Rescale(block.num_heads > 8, scores);
-    rows.AddValues(SharedAddress(warp_keys + Tile::kStageElements), scores);
+    rows.AddValues(SharedAddress(warp_keys + Tile::kStageBytes), scores);
     __syncthreads();
-    load(steps.Next(steps.Next(key)), stage);
-    stage = 1 - stage;
+    load(ahead, stage);
+    ahead = steps.Next(ahead);
+    stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
   }
-  rows.ReduceWeight();
+  rows.ReduceWeight(params.kv_scales);
   auto* warp_sums = reinterpret_cast<float*>(stages);
   if (joins_cluster) {
     JoinInCluster(decode, block, rows, warp_sums, exchange);
@@ -197,10 +213,10 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false>::kThreads)
   }
 }
 
-template <int kPaddedDim, bool kVector, bool kCluster>
+template <int kPaddedDim, bool kVector, bool kCluster, typename Kv>
 cudaError_t LaunchDecodeKernel(const DecodeAttentionParams& params, cudaStream_t stream) {
-  using Tile = AttentionTile<kPaddedDim, false>;
-  const auto kernel = DecodeAttentionKernel<kPaddedDim, kVector, kCluster>;
+  using Tile = AttentionTile<kPaddedDim, false, Kv>;
+  const auto kernel = DecodeAttentionKernel<kPaddedDim, kVector, kCluster, Kv>;
   const auto shared_bytes = [](int ranks, int rows) {
     const int exchange = ranks * ExchangePartFloats(rows, kPaddedDim / ranks);
     return Tile::kSharedBytes + (kCluster && ranks > 1 ? 4 * exchange : 0);
@@ -235,13 +251,17 @@ cudaError_t LaunchDecodeKernel(const DecodeAttentionParams& params, cudaStream_t
 
 template <int kPaddedDim>
 cudaError_t LaunchDecodeOfDim(const DecodeAttentionParams& params, cudaStream_t stream) {
-  const bool vectors = params.attention.head_dim % 8 == 0;
-  if (params.partial_sums == nullptr) {
-    return vectors ? LaunchDecodeKernel<kPaddedDim, true, true>(params, stream)
-                   : LaunchDecodeKernel<kPaddedDim, false, true>(params, stream);
+  const bool cluster = params.partial_sums == nullptr;
+  if (params.fp8_cache) {
+    return cluster ? LaunchDecodeKernel<kPaddedDim, true, true, Fp8Kv>(params, stream)
+                   : LaunchDecodeKernel<kPaddedDim, true, false, Fp8Kv>(params, stream);
   }
-  return vectors ? LaunchDecodeKernel<kPaddedDim, true, false>(params, stream)
-                 : LaunchDecodeKernel<kPaddedDim, false, false>(params, stream);
+  if (params.attention.head_dim % 8 == 0) {
+    return cluster ? LaunchDecodeKernel<kPaddedDim, true, true, Bf16Kv>(params, stream)
+                   : LaunchDecodeKernel<kPaddedDim, true, false, Bf16Kv>(params, stream);
+  }
+  return cluster ? LaunchDecodeKernel<kPaddedDim, false, true, Bf16Kv>(params, stream)
+                 : LaunchDecodeKernel<kPaddedDim, false, false, Bf16Kv>(params, stream);
 }
 
 }  // namespace flashquant::cuda

@@ -65,9 +65,10 @@ __device__ void JoinWarps(const WarpRows<Tile, kPaddedDim>& rows, int num_rows, 
     if (r * 8 + lane / 4 >= num_rows) continue;
     float* to = sums(threadIdx.x / 32, r * 8 + lane / 4);
 #pragma unroll
-    for (int n = 0; n < kPaddedDim / 8; ++n) {
-      to[n * 8 + lane % 4 * 2] = rows.sums[n][2 * r];
-      to[n * 8 + lane % 4 * 2 + 1] = rows.sums[n][2 * r + 1];
+    for (int pair = 0; pair < kPaddedDim / 8; ++pair) {
+      const float2 two = Tile::Kv::SumPair(rows.sums, pair, r);
+      to[Tile::Kv::DimOf(pair, lane)] = two.x;
+      to[Tile::Kv::DimOf(pair, lane) + 1] = two.y;
     }
     if (lane % 4 == 0) {
       to[kPaddedDim] = rows.max[r];

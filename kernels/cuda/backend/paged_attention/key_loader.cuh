@@ -1,8 +1,6 @@
 // Bringing the keys and values of a step from the paged cache into shared memory.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "kernels/cuda/backend/paged_attention/params.h"
@@ -22,27 +20,29 @@ __device__ __forceinline__ void CopyAsync16(uint32_t shared_address, const void*
 // or beyond `end` become zeros and are not read.
 template <typename Tile, int kPaddedDim>
 class KeyLoader {
+  using Element = typename Tile::Kv::Element;
+
  public:
   // `first_block`: of the sequence, in AttentionBatch::block_ids.
   __device__ KeyLoader(const PagedAttentionParams& params, int first_block, int end, int kv_head,
-                       __nv_bfloat16* stages)
+                       uint8_t* stages)
       : params_(params),
         block_ids_(params.batch.block_ids + first_block),
         end_(end),
         kv_head_(kv_head),
         stages_(stages) {}
 
-  // All threads; kVector: D is a multiple of 8.
+  // All threads; kVector: a head is whole pieces of 16 bytes.
   template <bool kVector>
   __device__ void Load(int first, int stage) const {
-    constexpr int kChunk = kVector ? 8 : 1;
+    constexpr int kChunk = kVector ? 16 / Tile::kElementBytes : 1;
     constexpr int kChunks = kPaddedDim / kChunk;
     static_assert(Tile::kKeys * kChunks % Tile::kThreads == 0, "shuffles need whole warps");
     const int num_chunks = params_.head_dim / kChunk;
-    const auto* k_cache = static_cast<const __nv_bfloat16*>(params_.k_cache);
-    const auto* v_cache = static_cast<const __nv_bfloat16*>(params_.v_cache);
-    __nv_bfloat16* k_stage = stages_ + stage * 2 * Tile::kStageElements;
-    __nv_bfloat16* v_stage = k_stage + Tile::kStageElements;
+    const auto* k_cache = static_cast<const Element*>(params_.k_cache);
+    const auto* v_cache = static_cast<const Element*>(params_.v_cache);
+    uint8_t* k_stage = stages_ + stage * 2 * Tile::kStageBytes;
+    uint8_t* v_stage = k_stage + Tile::kStageBytes;
     // Each lane finds the places of one or two keys and all share them: a lookup and a division a
     // key instead of one for every 16 bytes.
     int rows[Tile::kKeys / 32];
@@ -63,14 +63,13 @@ class KeyLoader {
       const bool valid = row != kNoRow;
       const int64_t from =
           valid ? static_cast<int64_t>(row) * params_.head_dim + chunk * kChunk : 0;
-      const int to = key * Tile::kStride + chunk * kChunk;
+      const int to = key * Tile::kRowBytes + chunk * kChunk * Tile::kElementBytes;
       if constexpr (kVector) {
         CopyAsync16(SharedAddress(k_stage + to), k_cache + from, valid);
         CopyAsync16(SharedAddress(v_stage + to), v_cache + from, valid);
       } else {
-        const __nv_bfloat16 zero = __float2bfloat16_rn(0.0f);
-        k_stage[to] = valid ? k_cache[from] : zero;
-        v_stage[to] = valid ? v_cache[from] : zero;
+        *reinterpret_cast<Element*>(k_stage + to) = valid ? k_cache[from] : Element{};
+        *reinterpret_cast<Element*>(v_stage + to) = valid ? v_cache[from] : Element{};
       }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -92,7 +91,7 @@ class KeyLoader {
   const int32_t* block_ids_;
   int end_;
   int kv_head_;
-  __nv_bfloat16* stages_;
+  uint8_t* stages_;
 };
 
 }  // namespace flashquant::cuda

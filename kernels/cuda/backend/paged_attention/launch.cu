@@ -31,8 +31,9 @@ __global__ void DecodeJoinKernel(DecodeAttentionParams decode) {
   }
 }
 
-bool IsHeadDim(int head_dim) {
-  return head_dim >= 2 && head_dim <= kMaxHeadDim && head_dim % 2 == 0;
+bool IsHeadDim(int head_dim, bool fp8_cache) {
+  return head_dim >= 2 && head_dim <= kMaxHeadDim &&
+         head_dim % (fp8_cache ? kFp8DimMultiple : 2) == 0;
 }
 
 }  // namespace
@@ -48,7 +49,7 @@ int64_t DecodePartialFloats(const PagedAttentionParams& params, int ranks) {
 }
 
 cudaError_t LaunchDecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream) {
-  if (!IsHeadDim(params.attention.head_dim)) return cudaErrorInvalidValue;
+  if (!IsHeadDim(params.attention.head_dim, params.fp8_cache)) return cudaErrorInvalidValue;
   const int ranks = params.ranks;
   if (ranks < 1 || ranks > kMaxDecodeRanks || (ranks & (ranks - 1)) != 0) {
     return cudaErrorInvalidValue;
@@ -76,7 +77,7 @@ cudaError_t LaunchDecodeAttention(const DecodeAttentionParams& params, cudaStrea
 
 cudaError_t LaunchAttentionTiles(const PagedAttentionParams& params, const AttentionWork& work,
                                  cudaStream_t stream) {
-  if (!IsHeadDim(params.head_dim)) return cudaErrorInvalidValue;
+  if (!IsHeadDim(params.head_dim, work.fp8_cache)) return cudaErrorInvalidValue;
   if (work.num_wide == 0) return cudaSuccess;
   switch (PaddedHeadDim(params.head_dim)) {
     case 32:

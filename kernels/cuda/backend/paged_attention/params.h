@@ -14,9 +14,14 @@ namespace flashquant::cuda {
 struct AttentionWork {
   const AttentionItem* wide = nullptr;
   int32_t num_wide = 0;
+  bool fp8_cache = false;  // else BF16
 };
 
-// Queues the tiles. head_dim even, 2 to kMaxHeadDim. A row's bits depend on its own keys, not on
+// Of an FP8 cache, whose instances take whole pieces of 16 bytes only.
+inline constexpr int kFp8DimMultiple = 16;
+
+// Queues the tiles. head_dim even, 2 to kMaxHeadDim; with an FP8 cache a multiple of
+// kFp8DimMultiple. A row's bits depend on its own keys, not on
 // other rows.
 cudaError_t LaunchAttentionTiles(const PagedAttentionParams& params, const AttentionWork& work,
                                  cudaStream_t stream);
@@ -28,7 +33,8 @@ struct DecodeAttentionParams {
   // Set: q and the row's own key are not rotated yet, and key and value not written to the cache;
   // this does both, and leaves qkv as it is. [max positions, D] as in RopeAndKvWriteParams.
   const float* cos_sin = nullptr;
-  int ranks = 1;  // of each row and KV head: 1, 2, 4 or 8
+  bool fp8_cache = false;  // else BF16
+  int ranks = 1;           // of each row and KV head: 1, 2, 4 or 8
   // Null: the ranks are a cluster (sm_90 and later). Else [num_sequences][ranks][tiles of
   // all KV heads][kNarrowRows][head_dim] sums of weight * value and [..][kNarrowRows][2]: the
   // greatest score (in powers of two) and the sum of weights relative to it.

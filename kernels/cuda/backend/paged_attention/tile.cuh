@@ -12,44 +12,37 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/backend/paged_attention/kv_type.cuh"
 #include "kernels/cuda/backend/paged_attention/params.h"
-#include "kernels/cuda/primitives/mma.cuh"
 
 namespace flashquant::cuda {
 
-// Shapes of the instance for heads of up to kPaddedDim.
-template <int kPaddedDim, bool kWide>
+// Shapes of the instance for heads of up to kPaddedDim and a cache of KvType (kv_type.cuh).
+template <int kPaddedDim, bool kWide, typename KvType>
 struct AttentionTile {
+  using Kv = KvType;
   static constexpr int kKeys = kPaddedDim > 128 ? 32 : 64;  // of a step
   static constexpr int kWarps = kWide ? WideTileRows(kPaddedDim) / 16 : kKeys / 16;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = kWide ? 16 * kWarps : kNarrowRows;
   static constexpr int kWarpKeys = kWide ? kKeys : 16;  // of a step, one warp's
-  // Eight elements more than a power of two: rows start in different banks.
-  static constexpr int kStride = kPaddedDim + 8;
-  static constexpr int kQueryElements = kRows * kStride;
-  static constexpr int kStageElements = kKeys * kStride;  // keys or values of one stage
-  static constexpr int kSharedBytes = 2 * (kQueryElements + 4 * kStageElements);
+  // 16 bytes more than a power of two: rows start in different banks.
+  static constexpr int kStride = kPaddedDim + 8;  // of queries, which have 16 bits each
+  static constexpr int kQueryBytes = 2 * kRows * kStride;
+  static constexpr int kElementBytes = sizeof(typename Kv::Element);
+  static constexpr int kRowBytes = kPaddedDim * kElementBytes + 16;  // of a key or a value
+  static constexpr int kStages = kWide ? 2 : Kv::kDecodeStages;
+  static constexpr int kStageBytes = kKeys * kRowBytes;  // keys or values of one stage
+  static constexpr int kSharedBytes = kQueryBytes + kStages * 2 * kStageBytes;
   // A narrow tile's warps leave their sums, maxima and weights where the stages were.
   static constexpr int kWarpSumFloats = kNarrowRows * (kPaddedDim + 2);
-  static_assert(kWide || 4 * kWarps * kWarpSumFloats <= 2 * 4 * kStageElements);
+  static_assert(kWide || 4 * kWarps * kWarpSumFloats <= kStages * 2 * kStageBytes);
 };
-
-__device__ __forceinline__ void LdMatrixX4(uint32_t (&r)[4], uint32_t shared_address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address)
-               : "memory");
-}
-
-__device__ __forceinline__ uint32_t PackPair(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
 
 // One warp's 16 virtual rows: lane holds rows lane / 4 and lane / 4 + 8 (index 0 and 1).
 template <typename Tile, int kPaddedDim>
 struct WarpRows {
+  using Kv = typename Tile::Kv;
   float sums[kPaddedDim / 8][4] = {};
   float max[2] = {-INFINITY, -INFINITY};
   float weight[2] = {0.0f, 0.0f};  // this lane's share
@@ -62,22 +55,26 @@ struct WarpRows {
     const int lane = threadIdx.x % 32;
     const uint32_t query_lane = query + 2 * ((lane % 16) * Tile::kStride + lane / 16 * 8);
     const uint32_t key_lane =
-        keys + 2 * ((lane / 16 * 8 + lane % 8) * Tile::kStride + lane / 8 % 2 * 8);
+        keys + (lane / 16 * 8 + lane % 8) * Tile::kRowBytes + lane / 8 % 2 * 16;
 #pragma unroll
     for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
     }
 #pragma unroll
-    for (int d = 0; d < kPaddedDim; d += 16) {
-      uint32_t a[4];
-      LdMatrixX4(a, query_lane + 2 * d);
+    for (int d = 0; d < kPaddedDim; d += 16 * Kv::kBlocks) {
+      uint32_t a[Kv::kBlocks][4];
+#pragma unroll
+      for (int i = 0; i < Kv::kBlocks; ++i) LdMatrixX4(a[i], query_lane + 2 * (d + 16 * i));
 #pragma unroll
       for (int n = 0; n < Tile::kWarpKeys / 16; ++n) {
-        uint32_t b[4];
-        LdMatrixX4(b, key_lane + 2 * (n * 16 * Tile::kStride + d));
-        MmaBf16(scores[2 * n], a, b[0], b[1], scores[2 * n]);
-        MmaBf16(scores[2 * n + 1], a, b[2], b[3], scores[2 * n + 1]);
+        uint32_t b[Kv::kBlocks][4];
+        Kv::LoadKeys(key_lane + n * 16 * Tile::kRowBytes + d * Tile::kElementBytes, b);
+#pragma unroll
+        for (int i = 0; i < Kv::kBlocks; ++i) {
+          Kv::Mma(scores[2 * n], a[i], b[i][0], b[i][1]);
+          Kv::Mma(scores[2 * n + 1], a[i], b[i][2], b[i][3]);
+        }
       }
     }
 #pragma unroll
@@ -89,6 +86,12 @@ struct WarpRows {
         scores[n][i] = seen ? scores[n][i] * scale_log2 : -INFINITY;
       }
     }
+  }
+
+  // What Score multiplies products of queries and codes by.
+  __device__ static float ScaleLog2(const PagedAttentionParams& params) {
+    const float scale = params.softmax_scale * 1.44269504088896341f;
+    return Kv::kScaled ? scale * params.kv_scales.k * Kv::ReadFactor() : scale;
   }
 
   // Turns scores into weights relative to the new maximum and scales what was summed to it.
@@ -123,7 +126,7 @@ struct WarpRows {
 #pragma unroll
         for (int i = 2 * r; i < 2 * r + 2; ++i) {
           // As the tensor core will see it, so that the weights of the average add up to 1.
-          scores[n][i] = __bfloat162float(__float2bfloat16_rn(exp2f(scores[n][i] - base)));
+          scores[n][i] = Kv::RoundWeight(exp2f(scores[n][i] - base));
           weight[r] += scores[n][i];
         }
       }
@@ -132,29 +135,34 @@ struct WarpRows {
 
   __device__ void AddValues(uint32_t values, const float (&weights)[Tile::kWarpKeys / 8][4]) {
     const int lane = threadIdx.x % 32;
-    const uint32_t value_lane = values + 2 * ((lane % 16) * Tile::kStride + lane / 16 * 8);
+    const uint32_t value_lane = values + lane % 16 * Tile::kRowBytes + lane / 16 * 16;
 #pragma unroll
     for (int k = 0; k < Tile::kWarpKeys / 16; ++k) {
-      const uint32_t a[4] = {PackPair(weights[2 * k][0], weights[2 * k][1]),
-                             PackPair(weights[2 * k][2], weights[2 * k][3]),
-                             PackPair(weights[2 * k + 1][0], weights[2 * k + 1][1]),
-                             PackPair(weights[2 * k + 1][2], weights[2 * k + 1][3])};
+      const uint32_t a[4] = {Kv::WeightPair(weights[2 * k][0], weights[2 * k][1]),
+                             Kv::WeightPair(weights[2 * k][2], weights[2 * k][3]),
+                             Kv::WeightPair(weights[2 * k + 1][0], weights[2 * k + 1][1]),
+                             Kv::WeightPair(weights[2 * k + 1][2], weights[2 * k + 1][3])};
 #pragma unroll
-      for (int n = 0; n < kPaddedDim / 16; ++n) {
-        uint32_t b[4];
-        LdMatrixX4Trans(b, value_lane + 2 * (k * 16 * Tile::kStride + n * 16));
-        MmaBf16(sums[2 * n], a, b[0], b[1], sums[2 * n]);
-        MmaBf16(sums[2 * n + 1], a, b[2], b[3], sums[2 * n + 1]);
+      for (int n = 0; n < kPaddedDim / 16; n += Kv::kBlocks) {
+        uint32_t b[Kv::kBlocks][4];
+        Kv::LoadValues(value_lane + k * 16 * Tile::kRowBytes + n * 16 * Tile::kElementBytes, b);
+#pragma unroll
+        for (int i = 0; i < Kv::kBlocks; ++i) {
+          Kv::Mma(sums[2 * (n + i)], a, b[i][0], b[i][1]);
+          Kv::Mma(sums[2 * (n + i) + 1], a, b[i][2], b[i][3]);
+        }
       }
     }
   }
 
-  // The sum of weights of both rows, from the four lanes that share them.
-  __device__ void ReduceWeight() {
+  // The sum of weights of both rows, from the four lanes that share them; averages of codes then
+  // come out as those of values.
+  __device__ void ReduceWeight(const KvScales& scales) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       weight[r] += __shfl_xor_sync(0xffffffffu, weight[r], 1);
       weight[r] += __shfl_xor_sync(0xffffffffu, weight[r], 2);
+      if constexpr (Kv::kScaled) weight[r] /= scales.v * Kv::ReadFactor();
     }
   }
 };

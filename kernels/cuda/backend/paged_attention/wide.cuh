@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/backend/paged_attention/key_loader.cuh"
+#include "kernels/cuda/backend/paged_attention/kv_type.cuh"
 #include "kernels/cuda/backend/paged_attention/params.h"
 #include "kernels/cuda/backend/paged_attention/tile.cuh"
 #include "kernels/cuda/primitives/dependent_launch.cuh"
@@ -31,14 +32,16 @@ struct RowPlace {
 
 template <typename Tile>
 __device__ void LoadQueries(const PagedAttentionParams& params, const AttentionItem& item,
-                            int kv_head, __nv_bfloat16* query) {
+                            int kv_head, uint16_t* query) {
   const int d = params.head_dim;
   const int64_t width = static_cast<int64_t>(params.num_heads + 2 * params.num_kv_heads) * d;
   for (int row = threadIdx.x / 32; row < item.num_rows; row += Tile::kWarps) {
     const RowPlace place(params, item, row, kv_head);
     const __nv_bfloat16* from =
         static_cast<const __nv_bfloat16*>(params.qkv) + place.token * width + place.head * d;
-    for (int i = threadIdx.x % 32; i < d; i += 32) query[row * Tile::kStride + i] = from[i];
+    for (int i = threadIdx.x % 32; i < d; i += 32) {
+      query[row * Tile::kStride + Tile::Kv::QueryPlace(i)] = Tile::Kv::QueryBits(from[i]);
+    }
   }
 }
 
@@ -53,29 +56,29 @@ __device__ void StoreWide(const PagedAttentionParams& params, const AttentionIte
     if (row >= item.num_rows) continue;
     __nv_bfloat16* out = RowPlace(params, item, row, kv_head).Output(params);
 #pragma unroll
-    for (int n = 0; n < kPaddedDim / 8; ++n) {
-      const int i = n * 8 + lane % 4 * 2;
+    for (int pair = 0; pair < kPaddedDim / 8; ++pair) {
+      const int i = Tile::Kv::DimOf(pair, lane);
       if (i >= params.head_dim) continue;
-      *reinterpret_cast<uint32_t*>(out + i) =
-          PackPair(rows.sums[n][2 * r] / rows.weight[r], rows.sums[n][2 * r + 1] / rows.weight[r]);
+      const float2 sums = Tile::Kv::SumPair(rows.sums, pair, r);
+      *reinterpret_cast<__nv_bfloat162*>(out + i) =
+          __floats2bfloat162_rn(sums.x / rows.weight[r], sums.y / rows.weight[r]);
     }
   }
 }
 
 // Grid: (items, KV heads).
-template <int kPaddedDim, bool kVector>
-__global__ void __launch_bounds__(AttentionTile<kPaddedDim, true>::kThreads)
+template <int kPaddedDim, bool kVector, typename Kv>
+__global__ void __launch_bounds__(AttentionTile<kPaddedDim, true, Kv>::kThreads)
     AttentionTileKernel(PagedAttentionParams params, const AttentionItem* items) {
-  using Tile = AttentionTile<kPaddedDim, true>;
+  using Tile = AttentionTile<kPaddedDim, true, Kv>;
   extern __shared__ uint4 shared[];
   const AttentionItem item = items[blockIdx.x];  // uploaded before the step
   const int kv_head = blockIdx.y;
-  auto* query = reinterpret_cast<__nv_bfloat16*>(shared);
-  __nv_bfloat16* stages = query + Tile::kQueryElements;
+  auto* query = reinterpret_cast<uint16_t*>(shared);
+  uint8_t* stages = reinterpret_cast<uint8_t*>(shared) + Tile::kQueryBytes;
 
   // Dimensions beyond D and rows beyond the tile's stay zero.
-  const int zero_bytes =
-      params.head_dim == kPaddedDim ? 2 * Tile::kQueryElements : Tile::kSharedBytes;
+  const int zero_bytes = params.head_dim == kPaddedDim ? Tile::kQueryBytes : Tile::kSharedBytes;
   for (int i = threadIdx.x; i < zero_bytes / 16; i += Tile::kThreads) {
     shared[i] = make_uint4(0, 0, 0, 0);
   }
@@ -96,7 +99,7 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, true>::kThreads)
     rows.begin[r] = params.sliding_window > 0 ? max(0, rows.end[r] - params.sliding_window) : 0;
   }
   const bool has_upper = item.num_rows > warp_row + 8;
-  const float scale_log2 = params.softmax_scale * 1.44269504088896341f;
+  const float scale_log2 = rows.ScaleLog2(params);
 
   int stage = 0;
   for (int key = item.first_key; key < item.end_key; key += Tile::kKeys) {
@@ -107,24 +110,24 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, true>::kThreads)
       asm volatile("cp.async.wait_group 0;" ::: "memory");
     }
     __syncthreads();
-    const __nv_bfloat16* keys = stages + stage * 2 * Tile::kStageElements;
+    const uint8_t* keys = stages + stage * 2 * Tile::kStageBytes;
     float scores[Tile::kWarpKeys / 8][4];
     rows.Score(SharedAddress(query + warp_row * Tile::kStride), SharedAddress(keys), key,
                scale_log2, scores);
     rows.Rescale(has_upper, scores);
-    rows.AddValues(SharedAddress(keys + Tile::kStageElements), scores);
+    rows.AddValues(SharedAddress(keys + Tile::kStageBytes), scores);
     __syncthreads();
     stage = 1 - stage;
   }
-  rows.ReduceWeight();
+  rows.ReduceWeight(params.kv_scales);
   StoreWide(params, item, kv_head, rows);
 }
 
-template <int kPaddedDim, bool kVector>
+template <int kPaddedDim, bool kVector, typename Kv>
 cudaError_t LaunchTileKernel(const PagedAttentionParams& params, const AttentionWork& work,
                              cudaStream_t stream) {
-  using Tile = AttentionTile<kPaddedDim, true>;
-  const auto kernel = AttentionTileKernel<kPaddedDim, kVector>;
+  using Tile = AttentionTile<kPaddedDim, true, Kv>;
+  const auto kernel = AttentionTileKernel<kPaddedDim, kVector, Kv>;
   static const cudaError_t kAttributeError =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
   if (kAttributeError != cudaSuccess) return kAttributeError;
@@ -136,8 +139,10 @@ cudaError_t LaunchTileKernel(const PagedAttentionParams& params, const Attention
 template <int kPaddedDim>
 cudaError_t LaunchTilesOfDim(const PagedAttentionParams& params, const AttentionWork& work,
                              cudaStream_t stream) {
-  return params.head_dim % 8 == 0 ? LaunchTileKernel<kPaddedDim, true>(params, work, stream)
-                                  : LaunchTileKernel<kPaddedDim, false>(params, work, stream);
+  if (work.fp8_cache) return LaunchTileKernel<kPaddedDim, true, Fp8Kv>(params, work, stream);
+  return params.head_dim % 8 == 0
+             ? LaunchTileKernel<kPaddedDim, true, Bf16Kv>(params, work, stream)
+             : LaunchTileKernel<kPaddedDim, false, Bf16Kv>(params, work, stream);
 }
 
 }  // namespace flashquant::cuda
