@@ -25,9 +25,11 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
+using Labels = std::map<std::string, std::string>;
+
 // The value of the series with all of `labels` (others may be there too); NaN when it is missing.
 double Value(const prometheus::Registry& registry, const std::string& name,
-             const std::map<std::string, std::string>& labels = {}) {
+             const Labels& labels = {}) {
   for (const MetricFamily& family : registry.Collect()) {
     if (family.name != "flashquant_" + name) continue;
     for (const ClientMetric& metric : family.metric) {
@@ -200,75 +202,97 @@ TEST(MetricsTest, CountsBeyond32BitsStayExact) {
             3.0 * 8589934593);
 }
 
-TEST(MetricsTest, AnEnginesNumbersAddUp) {
-  prometheus::Registry registry;
-  Metrics metrics(registry, "story", 64);
-  EngineConfig config;
-  config.context_length = 64;
-  config.max_sequences = 8;
-  config.token_budget = 32;
-  config.block_tokens = 4;
-  config.num_blocks = 17;
-  config.row_multiple = 8;
-  config.run_ahead = true;
-  FakeStepRunner runner(config.num_blocks, config.block_tokens);
-  int64_t rows_launched = 0;
-  runner.OnLaunch([&](const StepPlan& plan) { rows_launched += plan.num_rows; });
-  EngineDependencies dependencies;
-  dependencies.runner = &runner;
-  dependencies.metrics = &metrics;
-  auto engine = Engine::Create(config, dependencies);
-  FQ_ASSERT_OK(engine);
-  std::vector<std::shared_ptr<RequestStream>> streams;
-  runner.CloseGate();  // so that all of them run at once
-  const int kNumRequests = 6;
-  for (int i = 0; i < kNumRequests; ++i) {
-    GenerateRequest request;
-    request.request_id = std::to_string(i);
-    request.prompt_tokens = {1, 2, 3, i};
-    request.stop.max_output_tokens = 20;
-    auto stream = (*engine)->Submit(request);
-    FQ_ASSERT_OK(stream);
-    streams.push_back(*stream);
-  }
-  runner.OpenGate();
-  EXPECT_TRUE((*engine)->Drain(std::chrono::steady_clock::now() + std::chrono::seconds(60)));
-  engine->reset();
+// The numbers of an engine that has answered six requests at once with too few blocks for all.
+class EngineNumbersTest : public ::testing::Test {
+ protected:
+  static constexpr int kNumRequests = 6;
+  static constexpr int kPromptTokens = 4;
+  static constexpr int kOutputTokens = 20;
+  static constexpr int kUsableBlocks = 16;  // each request needs 6
 
-  EXPECT_EQ(Value(registry, "generations_finished_total", {{"reason", "length"}}), kNumRequests);
-  EXPECT_EQ(Value(registry, "output_tokens_total"), kNumRequests * 20);
-  EXPECT_EQ(Value(registry, "input_tokens_total", {{"kind", "computed"}}), kNumRequests * 4);
-  double rows = 0;
-  double real = 0;
-  double steps = 0;
-  for (const char* phase : {"prefill", "decode"}) {
-    real += Value(registry, "engine_rows_total", {{"phase", phase}, {"kind", "real"}});
-    rows += Value(registry, "engine_rows_total", {{"phase", phase}, {"kind", "padding"}});
-    steps += Value(registry, "engine_steps_total", {{"phase", phase}});
+  void SetUp() override {
+    EngineConfig config;
+    config.context_length = 64;
+    config.max_sequences = 8;
+    config.token_budget = 32;
+    config.block_tokens = 4;
+    config.num_blocks = kUsableBlocks + 1;  // the null block
+    config.row_multiple = 8;
+    config.run_ahead = true;
+    FakeStepRunner runner(config.num_blocks, config.block_tokens);
+    runner.OnLaunch([&](const StepPlan& plan) { rows_launched_ += plan.num_rows; });
+    EngineDependencies dependencies;
+    dependencies.runner = &runner;
+    dependencies.metrics = &metrics_;
+    auto engine = Engine::Create(config, dependencies);
+    FQ_ASSERT_OK(engine);
+    std::vector<std::shared_ptr<RequestStream>> streams;
+    runner.CloseGate();  // so that all of them run at once
+    for (int i = 0; i < kNumRequests; ++i) {
+      GenerateRequest request;
+      request.request_id = std::to_string(i);
+      request.prompt_tokens = {1, 2, 3, i};
+      request.stop.max_output_tokens = kOutputTokens;
+      auto stream = (*engine)->Submit(request);
+      FQ_ASSERT_OK(stream);
+      streams.push_back(*stream);
+    }
+    runner.OpenGate();
+    EXPECT_TRUE((*engine)->Drain(std::chrono::steady_clock::now() + std::chrono::seconds(60)));
+    engine->reset();
+    steps_launched_ = runner.num_launched();
   }
-  rows += real;
-  EXPECT_EQ(rows, static_cast<double>(rows_launched));
-  EXPECT_EQ(steps, runner.num_launched());
+
+  double Of(const std::string& name, const Labels& labels = {}) {
+    return Value(registry_, name, labels);
+  }
+  // Prefill and decode together.
+  double OfPhases(const std::string& name, Labels labels = {}) {
+    labels["phase"] = "prefill";
+    const double prefill = Of(name, labels);
+    labels["phase"] = "decode";
+    return prefill + Of(name, labels);
+  }
+
+  prometheus::Registry registry_;
+  Metrics metrics_{registry_, "story", 64};
+  int64_t rows_launched_ = 0;
+  int64_t steps_launched_ = 0;
+};
+
+TEST_F(EngineNumbersTest, TokensAndEndsAreThoseOfTheRequests) {
+  EXPECT_EQ(Of("generations_finished_total", {{"reason", "length"}}), kNumRequests);
+  EXPECT_EQ(Of("output_tokens_total"), kNumRequests * kOutputTokens);
+  EXPECT_EQ(Of("input_tokens_total", {{"kind", "computed"}}), kNumRequests * kPromptTokens);
+  EXPECT_GE(Of("prefix_cache_lookup_tokens_total", {{"result", "miss"}}),
+            kNumRequests * kPromptTokens);
+  EXPECT_EQ(Of("requests_running"), 0);
+}
+
+TEST_F(EngineNumbersTest, StepsAndRowsAreThoseThatWereLaunched) {
+  EXPECT_EQ(OfPhases("engine_steps_total"), static_cast<double>(steps_launched_));
+  const double real = OfPhases("engine_rows_total", {{"kind", "real"}});
+  EXPECT_EQ(real + OfPhases("engine_rows_total", {{"kind", "padding"}}),
+            static_cast<double>(rows_launched_));
   // Every real row is a prompt token, an output token that was fed back, or one computed again.
-  const double recomputed = Value(registry, "input_tokens_total", {{"kind", "recomputed"}});
-  EXPECT_EQ(real, kNumRequests * (4 + 19) + recomputed);
-  // Six of 6 blocks in 16.
-  EXPECT_GT(Value(registry, "preemptions_total", {{"cause", "kv_pressure"}}), 0);
-  EXPECT_EQ(Value(registry, "preemptions_total", {{"cause", "priority"}}), 0);
-  EXPECT_EQ(Value(registry, "kv_blocks", {{"state", "used"}}), 0);
-  EXPECT_GT(Value(registry, "kv_blocks", {{"state", "cached"}}), 0);
-  EXPECT_EQ(Value(registry, "kv_blocks", {{"state", "free"}}) +
-                Value(registry, "kv_blocks", {{"state", "cached"}}),
-            16);
-  EXPECT_GE(Value(registry, "prefix_cache_lookup_tokens_total", {{"result", "miss"}}),
-            kNumRequests * 4);
-  EXPECT_EQ(Value(registry, "kv_blocks_unaccounted"), 0);
-  EXPECT_EQ(Value(registry, "requests_running"), 0);
-  EXPECT_EQ(Value(registry, "engine_row_multiple", {{"phase", "decode"}}), 8);
+  const double recomputed = Of("input_tokens_total", {{"kind", "recomputed"}});
+  EXPECT_EQ(real, kNumRequests * (kPromptTokens + kOutputTokens - 1) + recomputed);
+  EXPECT_EQ(Of("engine_row_multiple", {{"phase", "decode"}}), 8);
+}
+
+TEST_F(EngineNumbersTest, BlocksSumToThePoolAndTooFewOfThemPreempt) {
+  EXPECT_GT(Of("preemptions_total", {{"cause", "kv_pressure"}}), 0);
+  EXPECT_EQ(Of("preemptions_total", {{"cause", "priority"}}), 0);
+  EXPECT_EQ(Of("kv_blocks", {{"state", "used"}}), 0);
+  EXPECT_GT(Of("kv_blocks", {{"state", "cached"}}), 0);
+  EXPECT_EQ(Of("kv_blocks", {{"state", "free"}}) + Of("kv_blocks", {{"state", "cached"}}),
+            kUsableBlocks);
+  EXPECT_EQ(Of("kv_blocks_unaccounted"), 0);
+}
+
+TEST_F(EngineNumbersTest, StagesOfAStepTookTime) {
   for (const char* stage : {"schedule", "forward", "deliver"}) {
-    EXPECT_GT(
-        Value(registry, "engine_step_stage_seconds_total", {{"phase", "decode"}, {"stage", stage}}),
-        0)
+    EXPECT_GT(Of("engine_step_stage_seconds_total", {{"phase", "decode"}, {"stage", stage}}), 0)
         << stage;
   }
 }
