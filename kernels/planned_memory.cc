@@ -21,7 +21,8 @@ constexpr int64_t kCublasBytes = int64_t{32} << 20;
 // What the driver takes for kernels once they run, cuBLAS's among them: code, stacks. Measured on
 // an H200, 30 November 2026: 320 to 324 MiB, whatever the model.
 constexpr int64_t kDriverBytes = int64_t{320} << 20;
-constexpr int64_t kPartialSumBytes = int64_t{8} << 20;
+// Parts of tiles of 128 channels x 128 rows, two for each of 132 SMs; other cards need less.
+constexpr int64_t kPartialSumBytes = int64_t{18} << 20;
 constexpr int64_t kMaxUnpackedBytes = int64_t{128} << 20;  // linear_route.h, whose test compares it
 constexpr int64_t kUploadBytes = int64_t{1} << 20;
 constexpr int64_t kNodeBytes = 2048;   // of a recorded kernel

@@ -80,7 +80,7 @@ class RouteBench {
   double TimePasses(int m, double guess) {
     const auto passes = cuda::ChoosePassPlans(layout_, scratch_.device);
     const cuda::PassPlan& pass = passes[m <= 8 ? 0 : m <= 16 ? 1 : 2];
-    if (m > kMaxPassRows || pass.rows_per_pass == 0) return 0;
+    if (m > kMaxFusedRows || pass.rows_per_pass == 0) return 0;
     cuda::LinearW4A16Params p;
     p.layout = layout_;
     p.plan = pass.plan;
@@ -96,6 +96,25 @@ class RouteBench {
     return TimeLayers(guess, [&](const uint8_t* weight, cudaStream_t stream) {
       p.weight = weight;
       return FQ_NOTE_CUDA(cuda::LaunchLinearW4A16(p, stream));
+    });
+  }
+
+  double TimeManyRows(int m, double guess) {
+    if (m > kMaxFusedRows || !cuda::HasLinearManyRows()) return 0;
+    cuda::LinearW4A16Params p;
+    p.layout = layout_;
+    const DeviceArray<float> workspace(
+        static_cast<size_t>(cuda::LinearManyRowsWorkspaceBytes(m, scratch_.device.num_sms)) /
+        sizeof(float));
+    DeviceArray<uint32_t> counters(static_cast<size_t>(cuda::LinearManyRowsCounters(layout_, m)));
+    counters.FillBytes(0);
+    p.workspace = workspace.get();
+    p.counters = counters.get();
+    p.programmatic_launch = true;
+    SetActivations(m, &p);
+    return TimeLayers(guess, [&](const uint8_t* weight, cudaStream_t stream) {
+      p.weight = weight;
+      return FQ_NOTE_CUDA(cuda::LaunchLinearManyRows(p, stream));
     });
   }
 
@@ -187,6 +206,7 @@ void TimeShape(const KernelShape& shape, const KernelBenchOptions& options,
       timing.density = density;
       timing.cublas_us = cublas[i];
       timing.passes_us = bench.TimePasses(timing.m, cublas[i]);
+      timing.many_rows_us = bench.TimeManyRows(timing.m, cublas[i]);
       timing.unpack_us = bench.TimeUnpack(timing.m, cublas[i]);
       if (!CudaFailed()) row(timing);
     }

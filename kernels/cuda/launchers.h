@@ -57,4 +57,17 @@ int64_t LinearW4A16WorkspaceBytes(const PackedLayout& layout, const LinearPlan& 
 // design "kernel".
 cudaError_t LaunchLinearW4A16(const LinearW4A16Params& params, cudaStream_t stream);
 
+// The same product by a kernel for many rows, which dequantises a weight once for up to 128 of
+// them. Takes no notice of plan, path, rows_per_pass and shared_bytes_limit; workspace and counters
+// as below, otherwise the same rules. Needs a device of compute capability 9.0 and code for it
+// (HasLinearManyRows), else cudaErrorNotSupported.
+cudaError_t LaunchLinearManyRows(const LinearW4A16Params& params, cudaStream_t stream);
+
+// For the current device.
+bool HasLinearManyRows();
+
+// Bytes of workspace for up to `m` rows on a device of `num_sms`; counters for up to `m` rows.
+int64_t LinearManyRowsWorkspaceBytes(int32_t m, int32_t num_sms);
+int64_t LinearManyRowsCounters(const PackedLayout& layout, int32_t m);
+
 }  // namespace flashquant::cuda

@@ -46,12 +46,13 @@ inline const cuda::DeviceShape& ThisDevice() {
 
 // What launches of a layer need besides its weight, for up to `max_m` rows.
 struct DeviceScratch {
-  DeviceScratch(const cuda::PackedLayout& layout, const cuda::LinearPlan& plan, int max_m)
-      : workspace(static_cast<size_t>(cuda::LinearW4A16WorkspaceBytes(layout, plan, max_m)) / 4 +
-                  4),
-        counters(static_cast<size_t>(layout.num_strips)) {
+  DeviceScratch(int64_t workspace_bytes, int64_t num_counters)
+      : workspace(static_cast<size_t>(workspace_bytes) / sizeof(float) + 4),
+        counters(static_cast<size_t>(num_counters)) {
     counters.FillBytes(0);
   }
+  DeviceScratch(const cuda::PackedLayout& layout, const cuda::LinearPlan& plan, int max_m)
+      : DeviceScratch(cuda::LinearW4A16WorkspaceBytes(layout, plan, max_m), layout.num_strips) {}
 
   DeviceArray<float> workspace;
   DeviceArray<uint32_t> counters;

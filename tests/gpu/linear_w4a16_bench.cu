@@ -86,8 +86,8 @@ int RunPaper(const KernelBenchOptions& options) {
 int RunRoutes(const KernelBenchOptions& options) {
   std::string error;
   const auto row = [](const bench::RouteTiming& t) {
-    std::printf("%6dx%-6d %4d %5.1f%% | passes %9.2f unpack %9.2f cuBLAS %9.2f\n", t.shape.k,
-                t.shape.n, t.m, t.density * 100, t.passes_us, t.unpack_us, t.cublas_us);
+    std::printf("%6dx%-6d %4d %5.1f%% | passes %9.2f many rows %9.2f unpack %9.2f cuBLAS %9.2f\n", t.shape.k,
+                t.shape.n, t.m, t.density * 100, t.passes_us, t.many_rows_us, t.unpack_us, t.cublas_us);
     std::fflush(stdout);
   };
   const bool good = bench::TimeRoutes(options, row, &error);

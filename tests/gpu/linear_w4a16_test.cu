@@ -1,17 +1,13 @@
-// Correctness of the fused linear kernel on a GPU, against products in FP64 of the exact matrix.
+// Correctness of the fused linear kernel on a GPU, against products in FP64 of the exact matrix
+// (linear_case.cuh).
 // Stand-alone program: exit code 0 when all checks hold. `--quick` runs few, small cases (for
 // compute-sanitizer).
-// Oracle: Problem::DenseMatrix from the canonical arrays, multiplied in double (fp64_product.cuh).
 #include <cmath>
 #include <cstring>
 #include <string>
-#include <thread>
 
-#include "kernels/bench/linear_problem.h"
 #include "kernels/cuda/linear_w4a16/shared_layout.h"
-#include "tests/gpu/device_layer.cuh"
-#include "tests/gpu/fp64_product.cuh"
-#include "tests/gpu/output_check.h"
+#include "tests/gpu/linear_case.cuh"
 
 namespace flashquant::gpu_test {
 
@@ -19,10 +15,8 @@ using namespace bench;
 
 namespace {
 
-__global__ void CountDifferencesKernel(const uint16_t* a, const uint16_t* b, int64_t count,
-                                       unsigned* differences) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < count && a[i] != b[i]) atomicAdd(differences, 1u);
+cudaError_t Launch(const cuda::LinearW4A16Params& params) {
+  return cuda::LaunchLinearW4A16(params, nullptr);
 }
 
 struct RunOptions {
@@ -41,81 +35,25 @@ struct Planned {
   DeviceScratch scratch;
 };
 
-// One problem on the device with its reference for up to 64 rows.
-class Case {
+// A problem for up to 64 rows.
+class Case : public LinearCase {
  public:
   static constexpr int kMaxM = 64;
 
-  explicit Case(const ProblemSpec& spec)
-      : problem_(MakeProblem(spec, Threads())),
-        packed_(cuda::PackLinear(problem_.weight(), problem_.outliers(), Threads())),
-        weight_(packed_.bytes),
-        x_stride_(spec.k + 8),
-        y_stride_(spec.n + kGuard) {
-    Random random(spec.seed + 99);
-    std::vector<uint16_t> x(static_cast<size_t>(kMaxM) * static_cast<size_t>(x_stride_), kPoison);
-    for (int m = 0; m < kMaxM; ++m) {
-      for (int k = 0; k < spec.k; ++k) {
-        // A mean that is not zero, so that the bias terms are large.
-        x[static_cast<size_t>(m * x_stride_ + k)] = ToBf16(random.Normal() + 0.25f);
-      }
-    }
-    x_ = DeviceArray<uint16_t>(x);
-    y_ = DeviceArray<uint16_t>(static_cast<size_t>((kMaxM + kGuard) * y_stride_));
-    reference_ = Fp64Product(problem_.DenseMatrix(), x_.get(), kMaxM, spec.k, spec.n, x_stride_);
-  }
-
-  static int Threads() {
-    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  }
-  const cuda::PackedLayout& layout() const { return packed_.layout; }
-  const ProblemSpec& spec() const { return problem_.spec; }
-  DeviceArray<uint16_t>& x() { return x_; }
-  DeviceArray<uint16_t>& y() { return y_; }
-  int x_stride() const { return x_stride_; }
-  int y_stride() const { return y_stride_; }
+  explicit Case(const ProblemSpec& spec) : LinearCase(spec, kMaxM) {}
 
   cuda::LinearW4A16Params Params(const Planned& planned, int m, const RunOptions& options) {
-    cuda::LinearW4A16Params p =
-        LayerParams(packed_.layout, weight_.get(), planned.plan, planned.scratch);
-    p.x = x_.get();
-    p.y = y_.get();
-    p.x_stride = x_stride_;
-    p.y_stride = y_stride_;
-    p.m = m;
+    cuda::LinearW4A16Params p = LinearCase::Params(planned.scratch, m);
+    p.plan = planned.plan;
     p.path = options.path;
     p.programmatic_launch = options.programmatic;
     p.shared_bytes_limit = options.shared_limit;
     p.rows_per_pass = options.rows_per_pass;
     return p;
   }
-
-  // Runs with poisoned outputs and workspace and checks values, guards and counters.
   void Verify(Planned& plan, int m, const RunOptions& options, const std::string& what) {
-    std::vector<uint16_t> poison(y_.count(), kPoison);
-    FQ_CUDA_OK(cudaMemcpy(y_.get(), poison.data(), y_.bytes(), cudaMemcpyHostToDevice));
-    plan.scratch.workspace.FillBytes(0xff);
-    const cudaError_t error = cuda::LaunchLinearW4A16(Params(plan, m, options), nullptr);
-    const std::string name = spec().Name() + " m" + std::to_string(m) + " " + what;
-    Check(error == cudaSuccess, name + ": " + cudaGetErrorString(error));
-    if (error != cudaSuccess) return;
-    FQ_CUDA_OK(cudaDeviceSynchronize());
-    CompareWithReference(y_.ToHost(), y_stride_, reference_, m, spec().n, name);
-    bool counters_zero = true;
-    for (uint32_t counter : plan.scratch.counters.ToHost())
-      counters_zero = counters_zero && counter == 0;
-    Check(counters_zero, name + ": counters not left zero");
+    LinearCase::Verify(Params(plan, m, options), plan.scratch, what, Launch);
   }
-
- private:
-  Problem problem_;
-  cuda::PackedLinear packed_;
-  DeviceArray<uint8_t> weight_;
-  DeviceArray<uint16_t> x_;
-  DeviceArray<uint16_t> y_;
-  int x_stride_;
-  int y_stride_;
-  std::vector<double> reference_;
 };
 
 // The planner's choice for `m` rows on this device, or on one with `shared_kb` and no clusters.
@@ -234,7 +172,6 @@ void CheckPlans(bool quick) {
   }
 }
 
-// 1000 runs back to back with dependent launch give the same bits every time.
 void CheckRepeats(int repeats, bool clusters) {
   for (int m : {8, 16, 32}) {
     ProblemSpec spec;
@@ -243,24 +180,11 @@ void CheckRepeats(int repeats, bool clusters) {
     spec.density = 0.03;
     Case c(spec);
     Planned plan = Choose(c, m, clusters ? 0 : 227);
-    cuda::LinearW4A16Params p = c.Params(plan, m, {cuda::CopyPath::kAuto, true, 0, 32});
-    FQ_CUDA_OK(cuda::LaunchLinearW4A16(p, nullptr));
-    FQ_CUDA_OK(cudaDeviceSynchronize());
-    const DeviceArray<uint16_t> first = c.y().Clone();
-    DeviceArray<unsigned> differences(1);
-    differences.FillBytes(0);
-    const int64_t count = int64_t{m} * c.y_stride();
-    for (int i = 0; i < repeats; ++i) {
-      FQ_CUDA_OK(cuda::LaunchLinearW4A16(p, nullptr));
-      FQ_CUDA_OK(cuda::LaunchLinearW4A16(p, nullptr));
-      CountDifferencesKernel<<<static_cast<unsigned>((count + 255) / 256), 256>>>(
-          first.get(), c.y().get(), count, differences.get());
-    }
-    Check(differences.ToHost()[0] == 0, "repeats differ at m " + std::to_string(m));
+    gpu_test::CheckRepeats(c, c.Params(plan, m, {cuda::CopyPath::kAuto, true, 0, 32}), repeats,
+                           Launch);
   }
 }
 
-// A row's bits do not depend on the other rows, NaNs included.
 void CheckRowIndependence() {
   ProblemSpec spec;
   spec.k = 2560;
@@ -270,26 +194,7 @@ void CheckRowIndependence() {
   for (int m : {8, 16, 32}) {
     Planned plan = Choose(c, m);
     c.Verify(plan, m, {cuda::CopyPath::kAuto, false, 0, 32}, "rows");
-    const std::vector<uint16_t> before = c.y().ToHost();
-    const DeviceArray<uint16_t> saved = c.x().Clone();
-    std::vector<uint16_t> x = c.x().ToHost();
-    for (int row = 0; row < m; ++row) {
-      if (row == 3) continue;
-      for (int k = 0; k < spec.k; ++k) {
-        x[static_cast<size_t>(row * c.x_stride() + k)] =
-            static_cast<uint16_t>(row % 2 == 0 ? 0x7fc0 : 0x7f80);
-      }
-    }
-    FQ_CUDA_OK(cudaMemcpy(c.x().get(), x.data(), c.x().bytes(), cudaMemcpyHostToDevice));
-    FQ_CUDA_OK(cuda::LaunchLinearW4A16(c.Params(plan, m, {}), nullptr));
-    const std::vector<uint16_t> after = c.y().ToHost();
-    bool same = true;
-    for (int n = 0; n < spec.n; ++n) {
-      const auto i = static_cast<size_t>(3 * c.y_stride() + n);
-      same = same && before[i] == after[i];
-    }
-    Check(same, "row 3 depends on the other rows at m " + std::to_string(m));
-    FQ_CUDA_OK(cudaMemcpy(c.x().get(), saved.get(), c.x().bytes(), cudaMemcpyDeviceToDevice));
+    gpu_test::CheckRowIndependence(c, c.Params(plan, m, {}), Launch);
   }
 }
 
@@ -305,7 +210,7 @@ void CheckTinyFeatures() {
   FQ_CUDA_OK(cudaMemcpy(c.x().get(), x.data(), c.x().bytes(), cudaMemcpyHostToDevice));
   for (int m : {1, 16}) {
     Planned plan = Choose(c, m);
-    FQ_CUDA_OK(cuda::LaunchLinearW4A16(c.Params(plan, m, {}), nullptr));
+    FQ_CUDA_OK(Launch(c.Params(plan, m, {})));
     const std::vector<uint16_t> y = c.y().ToHost();
     bool finite = true;
     for (int n = 0; n < spec.n; ++n) {
@@ -324,7 +229,7 @@ void CheckRefusals() {
   auto refused = [&](auto&& change, cudaError_t want, const char* what) {
     cuda::LinearW4A16Params p = c.Params(plan, 8, {});
     change(p);
-    Check(cuda::LaunchLinearW4A16(p, nullptr) == want, std::string("accepted ") + what);
+    Check(Launch(p) == want, std::string("accepted ") + what);
   };
   using Params = cuda::LinearW4A16Params;
   refused([](Params& p) { p.m = 0; }, cudaErrorInvalidValue, "m 0");

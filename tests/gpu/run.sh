@@ -31,12 +31,13 @@ fi
 failed=0
 "$build/pack_device_test" || failed=1
 "$build/linear_w4a16_test" || failed=1
+"$build/linear_many_rows_test" || failed=1
 "$build/linear_paper_test" || failed=1
 "$build/unpack_weight_test" || failed=1
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
     echo "compute-sanitizer $tool"
-    for program in pack_device_test linear_w4a16_test linear_paper_test unpack_weight_test; do
+    for program in pack_device_test linear_w4a16_test linear_many_rows_test linear_paper_test unpack_weight_test; do
       compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/$program" --quick \
         >"$build/$tool.$program.log" 2>&1 || failed=1
       tail -n 3 "$build/$tool.$program.log"

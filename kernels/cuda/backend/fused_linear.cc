@@ -12,7 +12,6 @@
 #include "kernels/cuda/backend/cuda_linear_weight.h"
 #include "kernels/cuda/backend/cuda_status.h"
 #include "kernels/cuda/backend/join_packed.h"
-#include "kernels/cuda/backend/linear_route.h"
 #include "kernels/cuda/backend/op_launchers.h"
 #include "kernels/cuda/linear_w4a16/pack.h"
 #include "kernels/cuda/linear_w4a16/pack_device.h"
@@ -71,11 +70,7 @@ absl::StatusOr<std::unique_ptr<FusedLinear>> FusedLinear::Create(Backend* backen
   std::unique_ptr<FusedLinear> linear(new FusedLinear(backend, stream, std::move(plans)));
   FQ_RETURN_IF_ERROR(ToStatus(QueryDeviceShape(&linear->device_), "device limits"));
   linear->device_.tuned_plans = linear->tuned_plans_;
-  int device = 0;
-  FQ_RETURN_IF_ERROR(ToStatus(cudaGetDevice(&device), "device"));
-  FQ_RETURN_IF_ERROR(ToStatus(
-      cudaDeviceGetAttribute(&linear->compute_major_, cudaDevAttrComputeCapabilityMajor, device),
-      "device limits"));
+  linear->rows_ = ChooseFusedRows(HasLinearManyRows());
   const UnpackTables tables = MakeUnpackTables();
   FQ_ASSIGN_OR_RETURN(linear->unpack_tables_, backend->Allocate(sizeof(tables)));
   FQ_RETURN_IF_ERROR(backend->CopyToDevice(linear->unpack_tables_.data(), &tables, sizeof(tables)));
@@ -95,7 +90,6 @@ absl::StatusOr<std::optional<FusedWeight>> FusedLinear::Pack(std::span<const Lin
 
 bool FusedLinear::ChoosePlans(FusedWeight* weight) const {
   weight->passes = ChoosePassPlans(weight->layout, device_);
-  weight->max_pass_rows = MaxPassRows(compute_major_, weight->layout);
   return weight->passes[0].rows_per_pass != 0 && weight->layout.num_strips <= kMaxStrips;
 }
 
@@ -140,7 +134,12 @@ absl::Status FusedLinear::Reserve(const FusedWeight& weight) {
     const int64_t num_bytes = LinearW4A16WorkspaceBytes(layout, pass.plan, pass.rows_per_pass);
     FQ_RETURN_IF_ERROR(Grow(std::max<int64_t>(num_bytes, 16), backend_, &workspace_));
   }
-  const int64_t counters = int64_t{layout.num_strips};
+  int64_t counters = layout.num_strips;
+  if (rows_.many_rows > 0) {
+    FQ_RETURN_IF_ERROR(Grow(LinearManyRowsWorkspaceBytes(rows_.many_rows, device_.num_sms),
+                            backend_, &workspace_));
+    counters = std::max(counters, LinearManyRowsCounters(layout, rows_.many_rows));
+  }
   return Grow(counters * int64_t{sizeof(uint32_t)}, backend_, &counters_);
 }
 
@@ -185,6 +184,9 @@ absl::Status FusedLinear::Multiply(const FusedWeight& weight, int32_t num_rows, 
   params.programmatic_launch = true;
   params.workspace = workspace_.As<float>();
   params.counters = counters_.As<uint32_t>();
+  if (num_rows > rows_.passes && num_rows <= rows_.many_rows) {
+    return ToStatus(LaunchLinearManyRows(params, stream_), "linear_w4a16 for many rows");
+  }
   return ToStatus(LaunchLinearW4A16(params, stream_), "linear_w4a16");
 }
 

@@ -1,11 +1,12 @@
-// FusedLinear: INT4 layers with outliers through the fused kernel (launchers.h), which reads a
-// weight once for up to 32 rows (fewer where these do not fit in shared memory). More rows than
-// MaxPassRows (linear_route.h) go through a BF16 copy that is unpacked into scratch memory for the
-// one product.
+// FusedLinear: INT4 layers with outliers through the fused kernels (launchers.h): one reads a
+// weight once for up to 32 rows (fewer where these do not fit in shared memory), the other, where
+// the device has it, once for up to 128. More rows than max_rows go through a BF16 copy that is
+// unpacked into scratch memory for the one product.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -15,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/backend/linear_route.h"
 #include "kernels/cuda/backend/unpack_weight.h"
 #include "kernels/cuda/launchers.h"
 
@@ -26,7 +28,6 @@ struct FusedWeight {
   DeviceBuffer bytes;
   DeviceBuffer bias;               // [n] BF16, or empty
   std::array<PassPlan, 3> passes;  // see ChoosePassPlans
-  int32_t max_pass_rows = 0;       // with more, Unpack is the faster way
 };
 
 // Used from one thread, on one stream. Owns what the launches share: partial sums and counters,
@@ -41,6 +42,9 @@ class FusedLinear final {
   // of the parts themselves as CheckLinearParts gives them. Packed on the device; on the host when
   // parts do not end where tiles of outliers do.
   absl::StatusOr<std::optional<FusedWeight>> Pack(std::span<const LinearPart> parts);
+
+  // With more rows, Unpack is the faster way.
+  int32_t max_rows() const { return std::max(rows_.passes, rows_.many_rows); }
 
   // y[num_rows, n] = x[num_rows, k] * W + bias, both BF16; num_rows >= 1.
   absl::Status Run(const FusedWeight& weight, int32_t num_rows, const void* x, void* y);
@@ -66,7 +70,7 @@ class FusedLinear final {
   const cudaStream_t stream_;
   const std::vector<TunedPlan> tuned_plans_;
   DeviceShape device_;
-  int compute_major_ = 0;
+  FusedRows rows_;
   DeviceBuffer unpack_tables_;
   DeviceBuffer workspace_;
   DeviceBuffer counters_;  // zero between launches

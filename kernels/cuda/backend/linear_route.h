@@ -1,6 +1,7 @@
 // Which way a product takes, by its number of rows: passes of the fused kernel, each of which reads
-// the packed weight again, or one BF16 copy of the layer for cuBLAS. Host arithmetic on a table of
-// measured crossings; `tests/gpu/run.sh kernels --routes` measures them.
+// the packed weight again; the fused kernel for many rows, where the device has it; one BF16 copy
+// of the layer for cuBLAS. Host arithmetic on measured crossings; `tests/gpu/run.sh kernels
+// --routes` measures them.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,12 @@
 
 namespace flashquant::cuda {
 
-// The most rows for which passes of the fused kernel are the faster way on a device of compute
-// capability `major`.x.
-int32_t MaxPassRows(int32_t major, const PackedLayout& layout);
+// The most rows for which each fused way is the fastest; with more than both, the copy is.
+struct FusedRows {
+  int32_t passes = 0;
+  int32_t many_rows = 0;  // 0: the device has no such kernel
+};
+FusedRows ChooseFusedRows(bool has_many_rows);
 
 // Strips of a layer to unpack and multiply at once: as many as give a BF16 copy of
 // kMaxUnpackedBytes, which bounds the memory for it; at least four.
