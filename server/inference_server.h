@@ -2,7 +2,7 @@
 // thread. Its port is open before the model is there; until SetServing every call answers
 // UNAVAILABLE (MODEL_LOADING).
 //
-// gRPC stays behind the Impl, so that whoever starts a server (serve_command.cc, tests) compiles
+// gRPC stays behind the Impl, so that whoever starts a server (serve_process.cc, tests) compiles
 // quickly.
 #pragma once
 

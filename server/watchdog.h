@@ -1,5 +1,5 @@
 // Watchdogs of a serving process: a step that does not end, a listener that does not answer. They
-// only tell; serve_command.cc decides how the process ends.
+// only tell; serve_process.cc decides how the process ends.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Wiring in the order of serve_command.cc.
+// Wiring in the order of serve_process.cc.
 #include "tests/e2e/model_server.h"
 
 #include <chrono>

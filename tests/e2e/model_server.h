@@ -1,4 +1,4 @@
-// ModelServer: a server in this process over a real model, as serve_command.cc wires it: the demo
+// ModelServer: a server in this process over a real model, as serve_process.cc wires it: the demo
 // model where it is built in, else a tiny one of the same architecture.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Wiring as in serve_command.cc, with the pretended model.
+// Wiring as in serve_process.cc, with the pretended model.
 #include "tests/e2e/test_server.h"
 
 #include <utility>
