@@ -12,6 +12,7 @@
 #include "kernels/bench/kernel_bench.h"
 #include "kernels/bench/linear_problem.h"
 #include "kernels/bench/slot_order.h"
+#include "kernels/cuda/backend/linear_route.h"
 #include "kernels/cuda/launchers.h"
 
 namespace flashquant::bench {
@@ -83,7 +84,7 @@ class Layer {
       const double us = TimeGraph(num_copies(), [&](int i, cudaStream_t stream) {
         return Launch(i, activations, timing->m, stream);
       });
-      const std::string text = PlanText(plan);
+      const std::string text = UsesManyRows(timing->m) ? "many rows" : PlanText(plan);
       if (options_.sweep && options_.print_sweep && us > 0) {
         std::printf("  sweep %dx%d m %d %s: %.2f us\n", layout_.k, layout_.n, timing->m,
                     text.c_str(), us);
@@ -117,11 +118,20 @@ class Layer {
     p.path = PathOf(options_.copies);
     p.programmatic_launch = options_.programmatic;
     p.shared_bytes_limit = device_.shared_bytes;
-    return cuda::LaunchLinearW4A16(p, stream) == cudaSuccess;
+    return (UsesManyRows(m) ? cuda::LaunchLinearManyRows(p, stream)
+                            : cuda::LaunchLinearW4A16(p, stream)) == cudaSuccess;
   }
 
  private:
   static int PassRows(int m) { return std::min(m, 32); }
+
+  // As the backend does, unless the options ask for something of the passes.
+  bool UsesManyRows(int m) const {
+    const bool free = options_.copies == WeightCopies::kAuto && options_.shared_kb == 0 &&
+                      options_.clusters && !options_.sweep;
+    const cuda::FusedRows rows = cuda::ChooseFusedRows(cuda::HasLinearManyRows());
+    return free && m > rows.passes && m <= rows.many_rows;
+  }
 
   std::string PlanText(const cuda::LinearPlan& plan) const {
     return "ranks " + std::to_string(plan.num_ranks) + (plan.cluster_join ? "c" : "") + " splits " +
@@ -131,9 +141,14 @@ class Layer {
   void UsePlan(const cuda::LinearPlan& plan, int m) {
     plan_ = plan;
     if (plan.num_splits < 1) return;
-    workspace_ = DeviceArray<float>(
-        static_cast<size_t>(cuda::LinearW4A16WorkspaceBytes(layout_, plan, m)) / 4 + 4);
-    counters_ = DeviceArray<uint32_t>(static_cast<size_t>(layout_.num_strips));
+    int64_t workspace_bytes = cuda::LinearW4A16WorkspaceBytes(layout_, plan, m);
+    int64_t counters = layout_.num_strips;
+    if (UsesManyRows(m)) {
+      workspace_bytes = cuda::LinearManyRowsWorkspaceBytes(m, device_.num_sms);
+      counters = cuda::LinearManyRowsCounters(layout_, m);
+    }
+    workspace_ = DeviceArray<float>(static_cast<size_t>(workspace_bytes) / sizeof(float) + 4);
+    counters_ = DeviceArray<uint32_t>(static_cast<size_t>(counters));
     counters_.FillBytes(0);
   }
 

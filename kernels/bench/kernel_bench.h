@@ -36,7 +36,7 @@ struct KernelBenchOptions {
   bool clusters = true;      // that join their blocks' sums
   bool programmatic = true;  // dependent launch
   bool bank_order = true;    // of outlier slots; false: by position
-  bool sweep = false;        // many plans instead of the planner's
+  bool sweep = false;        // many plans instead of the planner's, of passes whatever m
   bool print_sweep = true;   // each of them
 };
 
