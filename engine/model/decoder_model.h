@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -39,6 +40,15 @@ class DecoderModel final {
   absl::Status ComputeLogits(const int32_t* row_indices, int32_t num_rows,
                              Activations* activations) const;
 
+  // Puts another weight of the same shape in place of one of a layer's: 0 qkv, 1 output, 2 gate_up,
+  // 3 down. Not while a pass is queued.
+  void ReplaceLinear(int32_t layer, int32_t part, std::unique_ptr<LinearWeight> weight) {
+    LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
+    std::unique_ptr<LinearWeight>* const linears[] = {&weights.qkv, &weights.output,
+                                                      &weights.gate_up, &weights.down};
+    *linears[part] = std::move(weight);
+  }
+
   const ModelConfig& config() const { return config_; }
   const ModelWeights& weights() const { return weights_; }
 
@@ -57,7 +67,7 @@ class DecoderModel final {
                       const DeviceBuffer& y) const;
 
   const ModelConfig config_;
-  const ModelWeights weights_;
+  ModelWeights weights_;
   const DeviceBuffer rope_table_;
   Backend* const backend_;
   const DType activation_dtype_;

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/quantize/hessian.h"
+#include "kernels/quantizer_ops.h"
 
 namespace flashquant {
 
@@ -22,10 +22,10 @@ class Calibration {
   // order of the forward pass.
   virtual const std::vector<std::string>& layers() const = 0;
   // The inputs of a layer, given what SetQuantized put in place of the layers before it. To be
-  // called in the order of layers(), all names of one block or not at all; the result is valid
-  // until the next call. Layers that share their input share the object and its id.
+  // called in the order of layers(), all names of one block or not at all; `ops` holds these inputs
+  // until the next call. Layers that share their input share its id.
   struct Inputs {
-    const Hessian* hessian = nullptr;
+    QuantizerOps* ops = nullptr;
     int64_t id = 0;
   };
   virtual absl::StatusOr<Inputs> InputsOf(const std::string& layer) = 0;

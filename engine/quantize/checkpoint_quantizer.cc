@@ -1,57 +1,37 @@
 #include "engine/quantize/checkpoint_quantizer.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <map>
+#include <memory>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "engine/checkpoint/checkpoint_writer.h"
 #include "engine/checkpoint/json.h"
 #include "engine/checkpoint/quantized_tensors.h"
+#include "engine/quantize/background_task.h"
+#include "engine/quantize/cpu_quantizer_ops.h"
 #include "engine/quantize/density_budget.h"
-#include "engine/quantize/int4_quantizer.h"
 #include "engine/quantize/layer_journal.h"
 #include "engine/quantize/layer_quantizer.h"
 #include "engine/quantize/output_folder.h"
-#include "engine/quantize/parallel_for.h"
-#include "engine/quantize/table_quantizer.h"
-#include "kernels/base/bfloat16.h"
+#include "engine/quantize/stage_clock.h"
+#include "engine/quantize/tensor_conversion.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/format/tile_coo_encoder.h"
 
 namespace flashquant {
 namespace {
 
-constexpr int64_t kPieceWeights = int64_t{1} << 20;
-
-absl::Status CheckWeights(const std::string& name, std::span<const float> weights, int64_t k,
-                          int num_threads) {
-  std::atomic<int64_t> first_bad{INT64_MAX};
-  const int64_t count = static_cast<int64_t>(weights.size());
-  ParallelFor(num_threads, count, kPieceWeights, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      if (std::fabs(weights[static_cast<size_t>(i)]) <= kMaxWeightMagnitude) continue;
-      int64_t before = first_bad.load();
-      while (i < before && !first_bad.compare_exchange_weak(before, i)) {
-      }
-      return;
-    }
-  });
-  const int64_t bad = first_bad.load();
-  if (bad == INT64_MAX) return absl::OkStatus();
-  return DataLossError("tensor {}: weight at row {}, column {} is not finite or above {} (got {})",
-                       name, bad / k, bad % k, kMaxWeightMagnitude,
-                       weights[static_cast<size_t>(bad)]);
-}
-
-template <typename Element>
-std::span<const uint8_t> AsBytes(const std::vector<Element>& elements) {
-  return {reinterpret_cast<const uint8_t*>(elements.data()), elements.size() * sizeof(Element)};
-}
+// A quantized layer on its way to the file.
+struct FinishedLayer {
+  const PlannedTensor* planned = nullptr;
+  std::vector<float> weights;
+  QuantizedMatrix matrix;
+  bool is_new = false;  // not from the journal
+  LayerReport report;
+};
 
 class CheckpointQuantizer final {
  public:
@@ -65,8 +45,10 @@ class CheckpointQuantizer final {
         writer_(writer),
         progress_(progress),
         calibration_(calibration),
+        cpu_ops_(options.num_threads),
+        ops_(options.ops != nullptr ? options.ops : &cpu_ops_),
         layer_quantizer_(options, plan_.group_size, config_.geometry.tile_k,
-                         options.imported != AsGptq(*checkpoint.tensors), calibration),
+                         options.imported != AsGptq(*checkpoint.tensors), ops_, calibration),
         journal_(journal_folder, Fingerprint()) {
     config_.group_size = plan_.group_size;
     config_.symmetric = options.symmetric;
@@ -92,19 +74,27 @@ class CheckpointQuantizer final {
   }
 
   absl::Status WriteTensors() {
-    int64_t done = 0;
     if (progress_) progress_(0, plan_.total_weights, "");
     if (options_.target_bytes > 0) FQ_RETURN_IF_ERROR(ChooseRecords());
-    for (const PlannedTensor& planned : plan_.tensors) {
-      const TensorInfo& source = *tensors_.Find(planned.source);
-      const absl::Status status = WriteTensor(planned, source);
+    for (size_t i = 0; i < plan_.tensors.size(); ++i) {
+      const PlannedTensor& planned = plan_.tensors[i];
+      if (planned.action == TensorAction::kInt4) {
+        const absl::Status status = WriteInt4(i);
+        if (!status.ok()) return Annotate(status, planned.source);
+        continue;
+      }
+      FQ_RETURN_IF_ERROR(FinishWriting());
+      const StageClock clock(&report_.seconds.writing);
+      const absl::Status status = WriteTensor(planned, *tensors_.Find(planned.source));
       if (!status.ok()) return Annotate(status, planned.source);
-      if (planned.action == TensorAction::kCopy) continue;
-      int64_t count = 1;
-      for (const int64_t dim : source.shape) count *= dim;
-      done += count;
-      if (progress_) progress_(done, plan_.total_weights, planned.name);
+      if (planned.action != TensorAction::kCopy) ReportDone(planned);
     }
+    FQ_RETURN_IF_ERROR(FinishWriting());
+    const QuantizeSeconds& layers = layer_quantizer_.seconds();
+    report_.seconds.calibration = layers.calibration;
+    report_.seconds.factors = layers.factors;
+    report_.seconds.layers = layers.layers;
+    report_.seconds.results = layers.results;
     if (options_.imported != nullptr) {
       report_.notes.push_back(fmt::format(
           "codes of a GPTQ checkpoint: with BF16 scales no weight of it moves by more than {:.3f}%",
@@ -125,7 +115,12 @@ class CheckpointQuantizer final {
   }
 
   const QuantizeReport& report() const { return report_; }
-  void RemoveJournal() { journal_.Remove(); }
+  // After the last layer, or when a run ends early.
+  void RemoveJournal() {
+    (void)reading_.Wait();
+    (void)writing_.Wait();
+    journal_.Remove();
+  }
 
  private:
   // Linear layers in the order of the calibration, after everything else.
@@ -174,20 +169,49 @@ class CheckpointQuantizer final {
   absl::Status WriteTensor(const PlannedTensor& planned, const TensorInfo& source) {
     switch (planned.action) {
       case TensorAction::kInt4:
-        return WriteInt4(planned);
+        break;  // WriteInt4
       case TensorAction::kInt8:
-        return WriteInt8(planned, source);
+        return WriteInt8(tensors_, source, planned, options_.num_threads, writer_);
       case TensorAction::kBFloat16:
-        return WriteBFloat16(planned, source);
+        return WriteBFloat16(tensors_, source, planned, options_.num_threads, writer_);
       case TensorAction::kCopy:
-        return WriteCopy(planned, source);
+        return WriteCopy(tensors_, source, planned, writer_);
     }
     return InternalError("unknown action");
   }
 
-  absl::Status WriteInt4(const PlannedTensor& planned) {
-    FQ_ASSIGN_OR_RETURN(std::vector<float> weights, ReadWeights(planned));
-    FQ_ASSIGN_OR_RETURN(const QuantizedMatrix matrix, QuantizeLayer(planned, weights));
+  void ReportDone(const PlannedTensor& planned) {
+    int64_t count = 1;
+    for (const int64_t dim : tensors_.Find(planned.source)->shape) count *= dim;
+    done_weights_ += count;
+    if (progress_) progress_(done_weights_, plan_.total_weights, planned.name);
+  }
+
+  // The layer's weights, and from now on in the background those of the next one.
+  absl::StatusOr<std::vector<float>> TakeWeights(size_t index) {
+    const StageClock clock(&report_.seconds.weights);
+    FQ_RETURN_IF_ERROR(reading_.Wait());
+    absl::StatusOr<std::vector<float>> weights =
+        read_index_ == index ? std::move(read_ahead_) : ReadWeights(plan_.tensors[index]);
+    FQ_RETURN_IF_ERROR(weights.status());
+    const size_t next = index + 1;
+    if (next < plan_.tensors.size() && plan_.tensors[next].action == TensorAction::kInt4) {
+      read_index_ = next;
+      reading_.Start([this, next] {
+        read_ahead_ = ReadWeights(plan_.tensors[next]);
+        return absl::OkStatus();
+      });
+    }
+    return weights;
+  }
+
+  // One layer is written while the next is quantized.
+  absl::Status WriteInt4(size_t index) {
+    const PlannedTensor& planned = plan_.tensors[index];
+    auto layer = std::make_unique<FinishedLayer>();
+    layer->planned = &planned;
+    FQ_ASSIGN_OR_RETURN(layer->weights, TakeWeights(index));
+    FQ_RETURN_IF_ERROR(QuantizeLayer(layer.get()));
     if (options_.imported != nullptr && !layer_quantizer_.IsImported(planned.name)) {
       report_.notes.push_back(
           fmt::format("{}: quantized anew, {}", planned.name,
@@ -198,8 +222,22 @@ class CheckpointQuantizer final {
       report_.notes.push_back(
           fmt::format("{}: rounded to nearest, the calibration does not reach it", planned.name));
     }
-    weights = {};
+    const Int4Weight& weight = layer->matrix.weight;
+    if (weight.n_padded != planned.n || weight.k_padded != planned.k) {
+      config_.true_shapes[planned.name] = {planned.n, planned.k};
+    }
+    FQ_RETURN_IF_ERROR(FinishWriting());
+    finished_ = std::move(layer);
+    writing_.Start([this] { return WriteLayer(finished_.get()); });
+    return absl::OkStatus();
+  }
 
+  // In the background; nothing else uses the writer meanwhile.
+  absl::Status WriteLayer(FinishedLayer* layer) {
+    const PlannedTensor& planned = *layer->planned;
+    const QuantizedMatrix& matrix = layer->matrix;
+    if (layer->is_new) journal_.Store(planned.name, layer->weights, matrix);
+    layer->weights = {};
     const int64_t bytes_before = writer_->tensor_bytes();
     int64_t stored_slots = 0;
     if (matrix.outliers.empty()) {
@@ -214,90 +252,59 @@ class CheckpointQuantizer final {
       stored_slots = outliers.num_slots();
       FQ_RETURN_IF_ERROR(WriteQuantizedLinear(writer_, planned.name, matrix.weight, &outliers));
     }
-    if (matrix.weight.n_padded != planned.n || matrix.weight.k_padded != planned.k) {
-      config_.true_shapes[planned.name] = {planned.n, planned.k};
-    }
-    report_.layers.push_back({planned.name, planned.n, planned.k, stored_slots,
-                              2 * planned.n * planned.k, writer_->tensor_bytes() - bytes_before,
-                              matrix.energy, matrix.error_without, matrix.error_with,
-                              matrix.output_error, matrix.output_energy});
+    layer->report = {planned.name,
+                     planned.n,
+                     planned.k,
+                     stored_slots,
+                     2 * planned.n * planned.k,
+                     writer_->tensor_bytes() - bytes_before,
+                     matrix.energy,
+                     matrix.error_without,
+                     matrix.error_with,
+                     matrix.output_error,
+                     matrix.output_energy};
+    return absl::OkStatus();
+  }
+
+  // Waits for the layer that is being written, if there is one.
+  absl::Status FinishWriting() {
+    const StageClock clock(&report_.seconds.writing);
+    const absl::Status status = writing_.Wait();
+    const std::unique_ptr<FinishedLayer> layer = std::move(finished_);
+    if (layer == nullptr) return status;
+    if (!status.ok()) return Annotate(status, layer->planned->source);
+    report_.layers.push_back(std::move(layer->report));
+    ReportDone(*layer->planned);
     return absl::OkStatus();
   }
 
   // From the journal of a run that was killed, or new.
-  absl::StatusOr<QuantizedMatrix> QuantizeLayer(const PlannedTensor& planned,
-                                                const std::vector<float>& weights) {
-    if (std::optional<QuantizedMatrix> found = journal_.Find(planned.name, weights);
+  absl::Status QuantizeLayer(FinishedLayer* layer) {
+    const PlannedTensor& planned = *layer->planned;
+    if (std::optional<QuantizedMatrix> found = journal_.Find(planned.name, layer->weights);
         found && found->weight.n == planned.n && found->weight.k == planned.k) {
       FQ_RETURN_IF_ERROR(layer_quantizer_.UseResult(planned.name, *found));
       ++report_.resumed_layers;
-      return *std::move(found);
+      layer->matrix = *std::move(found);
+      return absl::OkStatus();
     }
-    FQ_ASSIGN_OR_RETURN(QuantizedMatrix matrix,
-                        layer_quantizer_.Quantize(planned.name, weights, planned.n, planned.k));
-    journal_.Store(planned.name, weights, matrix);
-    return matrix;
+    FQ_ASSIGN_OR_RETURN(layer->matrix, layer_quantizer_.Quantize(planned.name, layer->weights,
+                                                                 planned.n, planned.k));
+    layer->is_new = true;
+    return absl::OkStatus();
   }
 
   // All that a layer's result depends on besides its own weights.
   std::string Fingerprint() const {
     const std::string imported =
         options_.imported == nullptr ? "" : FilesFingerprint(options_.imported->path());
-    return fmt::format("flashquant layers 2\n{} {} {} {} {} {} {} {} {}\n{}\n{}\n{}\n{}",
-                       static_cast<int>(options_.method), plan_.group_size, options_.symmetric,
-                       options_.density, options_.threshold, options_.damping,
+    return fmt::format("flashquant layers 3 on {}\n{} {} {} {} {} {} {} {} {}\n{}\n{}\n{}\n{}",
+                       ops_->name(), static_cast<int>(options_.method), plan_.group_size,
+                       options_.symmetric, options_.density, options_.threshold, options_.damping,
                        options_.descent_sweeps, static_cast<int>(options_.rule),
                        options_.target_bytes,
                        calibration_ == nullptr ? "" : calibration_->fingerprint(),
                        FilesFingerprint(checkpoint_.path), imported, DumpJson(checkpoint_.config));
-  }
-
-  absl::Status WriteInt8(const PlannedTensor& planned, const TensorInfo& source) {
-    const int64_t rows_per_piece = std::max<int64_t>(1, kPieceWeights / planned.k);
-    std::vector<int8_t> codes(static_cast<size_t>(planned.n * planned.k));
-    std::vector<BFloat16> scales(static_cast<size_t>(planned.n));
-    std::vector<float> piece;
-    for (int64_t row = 0; row < planned.n; row += rows_per_piece) {
-      const int64_t count = std::min(rows_per_piece, planned.n - row);
-      piece.resize(static_cast<size_t>(count * planned.k));
-      FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(source, row, count, piece.data()));
-      FQ_RETURN_IF_ERROR(CheckWeights(planned.source, piece, planned.k, options_.num_threads));
-      ParallelFor(options_.num_threads, count, 64, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const size_t k = static_cast<size_t>(planned.k);
-          scales[static_cast<size_t>(row + i)] = QuantizeTableRow(
-              std::span<const float>(piece).subspan(static_cast<size_t>(i) * k, k),
-              std::span<int8_t>(codes).subspan(static_cast<size_t>(row + i) * k, k));
-        }
-      });
-    }
-    return WriteInt8Table(writer_, planned.name, planned.n, planned.k, codes, scales);
-  }
-
-  absl::Status WriteBFloat16(const PlannedTensor& planned, const TensorInfo& source) {
-    FQ_RETURN_IF_ERROR(writer_->BeginTensor(planned.name, DType::kBF16, source.shape));
-    const int64_t rows = source.num_rows();
-    int64_t per_row = 1;
-    for (size_t i = 1; i < source.shape.size(); ++i) per_row *= source.shape[i];
-    const int64_t rows_per_piece = std::max<int64_t>(1, kPieceWeights / per_row);
-    std::vector<float> piece;
-    std::vector<BFloat16> converted;
-    for (int64_t row = 0; row < rows; row += rows_per_piece) {
-      const int64_t count = std::min(rows_per_piece, rows - row);
-      piece.resize(static_cast<size_t>(count * per_row));
-      converted.resize(piece.size());
-      FQ_RETURN_IF_ERROR(tensors_.ReadRowsAsFloat(source, row, count, piece.data()));
-      FQ_RETURN_IF_ERROR(CheckWeights(planned.source, piece, per_row, options_.num_threads));
-      std::transform(piece.begin(), piece.end(), converted.begin(),
-                     [](float weight) { return ToBFloat16(weight); });
-      FQ_RETURN_IF_ERROR(writer_->AppendBytes(AsBytes(converted)));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status WriteCopy(const PlannedTensor& planned, const TensorInfo& source) {
-    FQ_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, tensors_.ReadBytes(planned.source));
-    return writer_->AddTensor(planned.name, source.dtype, source.shape, bytes);
   }
 
   const Checkpoint& checkpoint_;
@@ -307,10 +314,19 @@ class CheckpointQuantizer final {
   CheckpointWriter* const writer_;
   const QuantizeProgress& progress_;
   Calibration* const calibration_;
+  CpuQuantizerOps cpu_ops_;
+  QuantizerOps* const ops_;
   QuantizationConfig config_;
   LayerQuantizer layer_quantizer_;
   LayerJournal journal_;
   QuantizeReport report_;
+  int64_t done_weights_ = 0;
+  // What the tasks below work on, which end before it.
+  std::optional<size_t> read_index_;  // of read_ahead_
+  absl::StatusOr<std::vector<float>> read_ahead_;
+  std::unique_ptr<FinishedLayer> finished_;
+  BackgroundTask reading_;
+  BackgroundTask writing_;
 };
 
 }  // namespace

@@ -2,8 +2,9 @@
 // "Checkpoint folder", reports the error per layer.
 //
 // Memory: one tensor at a time (its FP32 weights, twice that in search state and the packed
-// result); tables are converted in pieces. The output is the same byte for byte for any number of
-// threads.
+// result), beside the weights of the next, which are read meanwhile, and the result of the one
+// before, which is written; tables are converted in pieces. The output is the same byte for byte
+// for any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 
 namespace flashquant {
 
-// Called on the calling thread after every tensor, and before the first with done 0.
+// Called on the calling thread when a tensor has been written, and before the first with done 0.
 using QuantizeProgress =
     std::function<void(int64_t done_weights, int64_t total_weights, const std::string& tensor)>;
 // Writes `output_dir` (tensors, config.json with quantization_config, tokenizer, chat template,

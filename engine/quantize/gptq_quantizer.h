@@ -12,9 +12,11 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/status/statusor.h"
 #include "engine/quantize/hessian_factor.h"
 #include "engine/quantize/matrix_quantizer.h"
 #include "engine/quantize/quantized_matrix.h"
+#include "kernels/quantizer_ops.h"
 
 namespace flashquant {
 
@@ -25,6 +27,16 @@ namespace flashquant {
 QuantizedMatrix QuantizeMatrixGptq(std::span<const float> weights, int64_t n,
                                    const HessianFactor& factor,
                                    const MatrixQuantizerOptions& options);
+
+// The same through `ops`, which holds the factor whose costs are given (FactorInputs). Errors:
+// those of `ops`.
+absl::StatusOr<QuantizedMatrix> QuantizeMatrixGptq(QuantizerOps* ops,
+                                                   std::span<const float> weights, int64_t n,
+                                                   const ColumnCosts& costs,
+                                                   const MatrixQuantizerOptions& options);
+
+// The pass over the columns and the descent, on the CPU: QuantizerOps::SolveRows.
+SolvedRows SolveRowsOnCpu(const RowsProblem& problem, const HessianFactor& factor, int num_threads);
 
 // Goes on from codes that somebody else made for `weights`: outliers for what the codes miss, as
 // many as the options allow, then options.descent_sweeps (at least one) of coordinate descent,

@@ -11,7 +11,7 @@ namespace flashquant {
 namespace {
 
 constexpr int64_t kRows = GptqRows::kRows;
-constexpr float kRoundMagic = 12582912.0f;  // as in int4_quantizer.cc
+using group_search::kRoundMagic;
 
 // sum[row] += sum over i of factors[i] * columns[i][row].
 FQ_MULTIVERSION void AddScaledColumns(int64_t count, const float* factors, const float* columns,

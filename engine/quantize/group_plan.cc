@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "engine/quantize/parallel_for.h"
 #include "kernels/base/math_util.h"
@@ -15,43 +16,41 @@ namespace {
 constexpr int64_t kRowsPerTask = 8;
 constexpr double kMaxGroupFactor = 1024;
 
+// Numbers of outliers that a group's curve has, none included.
+int64_t CurveLength(const MatrixQuantizerOptions& options, int64_t budget) {
+  if (budget == 0) return 1;
+  // Room for groups that want several times their share.
+  const double density = options.least_benefit > 0 ? kMaxDensity / 4 : options.density;
+  const double share = density * static_cast<double>(options.group_size);
+  return std::min<int64_t>(options.group_size / 4, std::lround(4 * share) + 8) + 1;
+}
+
 class GroupPlanner final {
  public:
-  GroupPlanner(std::span<const float> weights, int64_t n, int64_t k,
-               const MatrixQuantizerOptions& options, const ColumnImportance& importance)
-      : weights_(weights),
-        n_(n),
+  GroupPlanner(int64_t n, int64_t k, const MatrixQuantizerOptions& options,
+               const ColumnImportance& importance, GroupCurves curves)
+      : n_(n),
         k_(k),
         options_(options),
-        importance_(importance),
         factor_scale_(FactorScale(importance)),
         groups_per_row_(CeilDiv(k, options.group_size)),
         groups_per_tile_(options.tile_k / options.group_size),
         tiles_per_row_(CeilDiv<int64_t>(k, options.tile_k)),
-        budget_(RecordBudget(n, k, options)) {
-    int64_t max_outliers = 0;
-    if (budget_ > 0) {
-      // Room for groups that want several times their share.
-      const double density = options.least_benefit > 0 ? kMaxDensity / 4 : options.density;
-      const double share = density * static_cast<double>(options.group_size);
-      max_outliers = std::min<int64_t>(options.group_size / 4, std::lround(4 * share) + 8);
-    }
-    curve_length_ = static_cast<size_t>(max_outliers) + 1;
-    column_curve_length_ = budget_ > 0 ? static_cast<size_t>(MaxSlots(0) / kSlotsPerRecord) + 1 : 1;
-    const size_t groups = static_cast<size_t>(n * groups_per_row_);
-    errors_.resize(groups * curve_length_);
-    params_.resize(groups * curve_length_);
+        budget_(RecordBudget(n, k, options)),
+        curve_length_(static_cast<size_t>(CurveLength(options, budget_))),
+        column_curve_length_(budget_ > 0 ? static_cast<size_t>(MaxSlots(0) / kSlotsPerRecord) + 1
+                                         : 1),
+        curves_(std::move(curves)) {
     column_curves_.assign(static_cast<size_t>(n * tiles_per_row_) * column_curve_length_,
                           std::numeric_limits<float>::infinity());
-    row_error_without_.assign(static_cast<size_t>(n), 0);
   }
 
   std::vector<double> Errors(std::span<const int64_t> num_records) {
-    MakeCurves();
+    JoinCurves();
     std::vector<double> errors;
     for (const int64_t budget : num_records) {
-      const std::vector<int32_t> records =
-          SelectRecords(column_curves_, static_cast<int>(column_curve_length_), budget);
+      const std::vector<int32_t> records = SelectRecords(
+          column_curves_, static_cast<int>(column_curve_length_), budget, 0, options_.num_threads);
       double sum = 0;
       for (size_t column = 0; column < records.size(); ++column) {
         sum += static_cast<double>(
@@ -63,10 +62,10 @@ class GroupPlanner final {
   }
 
   GroupPlan Run() {
-    MakeCurves();
-    const std::vector<int32_t> records =
-        SelectRecords(column_curves_, static_cast<int>(column_curve_length_), budget_,
-                      options_.least_benefit * kSlotsPerRecord * factor_scale_);
+    JoinCurves();
+    const std::vector<int32_t> records = SelectRecords(
+        column_curves_, static_cast<int>(column_curve_length_), budget_,
+        options_.least_benefit * kSlotsPerRecord * factor_scale_, options_.num_threads);
     GroupPlan plan;
     plan.groups_per_row = groups_per_row_;
     plan.params.resize(static_cast<size_t>(n_ * groups_per_row_));
@@ -74,7 +73,11 @@ class GroupPlanner final {
     ParallelFor(options_.num_threads, n_, kRowsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) SplitRow(row, records, &plan);
     });
-    plan.error_without = std::accumulate(row_error_without_.begin(), row_error_without_.end(), 0.0);
+    // Row by row, so that the sum has the same bits however the matrix is cut.
+    for (auto row = curves_.error_without.begin(); row != curves_.error_without.end();
+         row += groups_per_row_) {
+      plan.error_without += std::accumulate(row, row + groups_per_row_, 0.0);
+    }
     return plan;
   }
 
@@ -92,67 +95,44 @@ class GroupPlanner final {
   void Combine(int64_t row, int64_t tile, int max_slots, SlotSplitter* splitter) const {
     const int64_t first = tile * groups_per_tile_;
     const int64_t count = std::min(groups_per_tile_, groups_per_row_ - first);
-    splitter->Combine(std::span<const float>(errors_).subspan(
-                          CurveOf(row, first), static_cast<size_t>(count) * curve_length_),
+    splitter->Combine(std::span<const float>(curves_.errors)
+                          .subspan(CurveOf(row, first), static_cast<size_t>(count) * curve_length_),
                       static_cast<int>(count), static_cast<int>(curve_length_), max_slots);
   }
 
-  void MakeCurves() {
+  // The curves of all tile columns.
+  void JoinCurves() {
     ParallelFor(options_.num_threads, n_, kRowsPerTask, [&](int64_t begin, int64_t end) {
-      GroupQuantizer quantizer(options_.symmetric);
-      for (int64_t row = begin; row < end; ++row) RowCurves(row, quantizer);
+      SlotSplitter splitter;
+      for (int64_t row = begin; row < end; ++row) JoinRow(row, &splitter);
     });
   }
-  void RowCurves(int64_t row, GroupQuantizer& quantizer);
+  void JoinRow(int64_t row, SlotSplitter* splitter);
   void SplitRow(int64_t row, std::span<const int32_t> records, GroupPlan* plan) const;
 
-  const std::span<const float> weights_;
   const int64_t n_;
   const int64_t k_;
   const MatrixQuantizerOptions& options_;
-  const ColumnImportance& importance_;
   const double factor_scale_;
   const int64_t groups_per_row_;
   const int64_t groups_per_tile_;
   const int64_t tiles_per_row_;
   const int64_t budget_;
-  size_t curve_length_ = 1;
-  size_t column_curve_length_ = 1;
-  std::vector<float> errors_;         // [n, groups_per_row, curve_length]
-  std::vector<GroupParams> params_;   // the same
+  const size_t curve_length_;
+  const size_t column_curve_length_;
+  const GroupCurves curves_;
   std::vector<float> column_curves_;  // [n, tiles_per_row, column_curve_length]
-  std::vector<double> row_error_without_;
 };
 
-void GroupPlanner::RowCurves(int64_t row, GroupQuantizer& quantizer) {
-  std::vector<double> errors(curve_length_);
-  for (int64_t group = 0; group < groups_per_row_; ++group) {
-    const int64_t begin = group * options_.group_size;
-    const size_t count = static_cast<size_t>(std::min(options_.group_size, k_ - begin));
-    const std::span<const float> weights =
-        weights_.subspan(static_cast<size_t>(row * k_ + begin), count);
-    const size_t at = CurveOf(row, group);
-    const std::span<GroupParams> params(params_.data() + at, curve_length_);
-    quantizer.SetImportance(importance_.Group(begin, count));
-    quantizer.ErrorCurve(weights, errors, params);
-    errors[0] = quantizer.Refine(weights, 0, &params[0]);
-    const double factor = importance_.GroupFactor(group);
-    row_error_without_[static_cast<size_t>(row)] += factor * errors[0];
-    for (size_t j = 0; j < curve_length_; ++j) {
-      errors_[at + j] = static_cast<float>(
-          factor * factor_scale_ *
-          (std::isfinite(errors[j]) ? std::min(errors[j], errors[0]) : errors[j]));
-    }
-  }
-  SlotSplitter splitter;
+void GroupPlanner::JoinRow(int64_t row, SlotSplitter* splitter) {
   for (int64_t tile = 0; tile < tiles_per_row_; ++tile) {
     const int max_slots =
         std::min(MaxSlots(tile), static_cast<int>(column_curve_length_ - 1) * kSlotsPerRecord);
-    Combine(row, tile, max_slots, &splitter);
+    Combine(row, tile, max_slots, splitter);
     float* curve = column_curves_.data() +
                    static_cast<size_t>(row * tiles_per_row_ + tile) * column_curve_length_;
     for (int record = 0; record * kSlotsPerRecord <= max_slots; ++record) {
-      curve[record] = static_cast<float>(splitter.error(record * kSlotsPerRecord));
+      curve[record] = static_cast<float>(splitter->error(record * kSlotsPerRecord));
     }
   }
 }
@@ -171,7 +151,8 @@ void GroupPlanner::SplitRow(int64_t row, std::span<const int32_t> records, Group
     splitter.Split(slots, split);
     for (int64_t i = 0; i < count; ++i) {
       plan->params[static_cast<size_t>(row * groups_per_row_ + first + i)] =
-          params_[CurveOf(row, first + i) + static_cast<size_t>(split[static_cast<size_t>(i)])];
+          curves_
+              .params[CurveOf(row, first + i) + static_cast<size_t>(split[static_cast<size_t>(i)])];
     }
   }
 }
@@ -185,16 +166,29 @@ double FactorScale(const ColumnImportance& importance) {
   return std::exp2(-std::ceil(std::log2(largest / kMaxGroupFactor)));
 }
 
-GroupPlan PlanGroups(std::span<const float> weights, int64_t n, int64_t k,
-                     const MatrixQuantizerOptions& options, const ColumnImportance& importance) {
-  return GroupPlanner(weights, n, k, options, importance).Run();
+CurveProblem MakeCurveProblem(std::span<const float> weights, int64_t n, int64_t k,
+                              const MatrixQuantizerOptions& options,
+                              const ColumnImportance& importance) {
+  return {.weights = weights,
+          .n = n,
+          .k = k,
+          .group_size = options.group_size,
+          .symmetric = options.symmetric,
+          .length = CurveLength(options, RecordBudget(n, k, options)),
+          .importance = importance.within_group,
+          .group_factor = importance.of_group,
+          .factor_scale = FactorScale(importance)};
 }
 
-std::vector<double> ErrorsWithRecords(std::span<const float> weights, int64_t n, int64_t k,
-                                      const MatrixQuantizerOptions& options,
-                                      const ColumnImportance& importance,
+GroupPlan PlanGroups(int64_t n, int64_t k, const MatrixQuantizerOptions& options,
+                     const ColumnImportance& importance, GroupCurves curves) {
+  return GroupPlanner(n, k, options, importance, std::move(curves)).Run();
+}
+
+std::vector<double> ErrorsWithRecords(int64_t n, int64_t k, const MatrixQuantizerOptions& options,
+                                      const ColumnImportance& importance, GroupCurves curves,
                                       std::span<const int64_t> num_records) {
-  return GroupPlanner(weights, n, k, options, importance).Errors(num_records);
+  return GroupPlanner(n, k, options, importance, std::move(curves)).Errors(num_records);
 }
 
 }  // namespace flashquant

@@ -13,6 +13,7 @@
 
 #include "engine/quantize/int4_quantizer.h"
 #include "engine/quantize/matrix_quantizer.h"
+#include "kernels/quantizer_ops.h"
 
 namespace flashquant {
 
@@ -42,17 +43,21 @@ struct GroupPlan {
   double error_without = 0;         // sum of the errors' cost when none is left out
 };
 
-// options.group_size is not -1. Uses the whole budget of options.density as far as outliers help
-// or, when options.least_benefit is above 0, every record that is worth it. The same for any
-// options.num_threads.
-GroupPlan PlanGroups(std::span<const float> weights, int64_t n, int64_t k,
-                     const MatrixQuantizerOptions& options, const ColumnImportance& importance);
+// The curves that the functions below need; options.group_size is not -1. Views its arguments.
+CurveProblem MakeCurveProblem(std::span<const float> weights, int64_t n, int64_t k,
+                              const MatrixQuantizerOptions& options,
+                              const ColumnImportance& importance);
+
+// `curves`: of MakeCurveProblem with the same options. Uses the whole budget of options.density as
+// far as outliers help or, when options.least_benefit is above 0, every record that is worth it.
+// The same for any options.num_threads.
+GroupPlan PlanGroups(int64_t n, int64_t k, const MatrixQuantizerOptions& options,
+                     const ColumnImportance& importance, GroupCurves curves);
 
 // The errors' cost that a plan with each of these numbers of outlier records expects;
 // options.density allows for the largest of them.
-std::vector<double> ErrorsWithRecords(std::span<const float> weights, int64_t n, int64_t k,
-                                      const MatrixQuantizerOptions& options,
-                                      const ColumnImportance& importance,
+std::vector<double> ErrorsWithRecords(int64_t n, int64_t k, const MatrixQuantizerOptions& options,
+                                      const ColumnImportance& importance, GroupCurves curves,
                                       std::span<const int64_t> num_records);
 
 }  // namespace flashquant

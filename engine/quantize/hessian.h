@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace flashquant {
@@ -13,6 +14,8 @@ class Hessian final {
   Hessian() = default;
   // k^2 doubles.
   explicit Hessian(int64_t k);
+  // values: [k, k], symmetric.
+  Hessian(int64_t k, std::vector<double> values) : k_(k), values_(std::move(values)) {}
 
   // Adds rows of inputs [num_rows, k]. The result does not depend, to the last bit, on
   // num_threads; it depends on how the rows are cut into calls.

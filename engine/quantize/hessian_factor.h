@@ -9,11 +9,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/quantize/hessian.h"
+#include "kernels/quantizer_ops.h"
 
 namespace flashquant {
 
@@ -26,17 +29,22 @@ struct HessianFactorOptions {
 
 // "Place" p is the reverse of the processing order: the column at place k - 1 is done first. So the
 // columns done before place p are those at p + 1 .. k - 1, one contiguous range.
-struct HessianFactor {
+//
+// What a factor says of the columns.
+struct ColumnCosts {
   int64_t k = 0;
   int64_t group_size = 0;
   std::vector<int32_t> column_at;  // [k] place -> column
-  // [k, k] by place: row p holds R[q, p] / R[p, p] at q > p, 1 at p, 0 before.
-  std::vector<float> propagation;
-  std::vector<float> hessian;      // [k, k] by place, damped
   std::vector<double> cost;        // [k] by column: R[a, a]^2
   std::vector<double> group_cost;  // [groups] the largest cost in the group
   std::vector<float> importance;   // [k] by column: cost over group_cost
   double damping = 0;              // what was added to the diagonal
+};
+
+struct HessianFactor : ColumnCosts {
+  // [k, k] by place: row p holds R[q, p] / R[p, p] at q > p, 1 at p, 0 before.
+  std::vector<float> propagation;
+  std::vector<float> hessian;  // [k, k] by place, damped
 };
 
 // Groups by falling mean of their diagonal, and columns inside a group likewise, ties to the lower
@@ -45,6 +53,14 @@ struct HessianFactor {
 // all zeros are as the identity. INTERNAL for values that are not finite.
 absl::StatusOr<HessianFactor> FactorHessian(const Hessian& hessian,
                                             const HessianFactorOptions& options);
+
+// The same of the inputs that `ops` holds; the factor stays there.
+absl::StatusOr<ColumnCosts> FactorInputs(QuantizerOps* ops, const HessianFactorOptions& options);
+
+// One attempt, for QuantizerOps::Factor: fills in factor->propagation and factor->hessian for its
+// order and damping, and returns the diagonal by place.
+std::optional<std::vector<double>> TryFactor(const Hessian& hessian, double least_pivot,
+                                             int num_threads, HessianFactor* factor);
 
 // In place: upper triangular s with s^T s = the symmetric matrix [k, k] whose upper half `matrix`
 // holds. False when a pivot is not above `least_pivot`. The lower half is left as it is.

@@ -14,16 +14,7 @@
 namespace flashquant {
 namespace {
 
-// Squares of smaller scales and their inverses would leave float's range.
-constexpr float kMinScale = 0x1p-56f;
-constexpr int kMaxScales = 128;
-// Adding and subtracting 1.5 * 2^23 rounds a float below 2^22 to the nearest even integer.
-constexpr float kRoundMagic = 12582912.0f;
-
-// Of the curve's grid. Refine then looks at every BF16 scale in between: the error of a small group
-// is a ragged function of the scale.
-constexpr double kScaleStep = 1.06;
-constexpr int kSweepSteps = 7;  // BF16 scales up and down: at least 2.7%
+using namespace group_search;
 
 // The same arithmetic for one weight and for many, or codes would differ from what was evaluated.
 inline float CodeOf(float weight, float inverse_scale, float zero) {
@@ -159,8 +150,7 @@ void GroupQuantizer::SearchZeroPoints(GroupParams candidate, float inner_ends, f
     TryCandidate(candidate);
     return;
   }
-  // Between the two middles and beyond them, until two in a row help for no number of outliers.
-  constexpr int kPatience = 2;
+  // Between the two middles and beyond them.
   const float scale = ToFloat(candidate.scale);
   const int inner = ZeroFor(0.5f * inner_ends, scale);
   const int outer = ZeroFor(0.5f * ends, scale);
@@ -200,32 +190,28 @@ void GroupQuantizer::ErrorCurve(std::span<const float> weights, std::span<double
                                   : shape.high / divisor - shape.low / divisor;
   const float narrow = symmetric_ ? std::max(-shape.inner_low, shape.inner_high) / 8.0f
                                   : shape.inner_high / divisor - shape.inner_low / divisor;
-  // A scale somewhat above the range can fit a small group better. At the low end, clipping is
-  // worth less when the extremes may be left out anyway.
-  const float above = weights.size() > 64 ? 1.06f : 1.25f;
-  const double below = 0.55 + 0.04 * std::min(max_outliers, 8);
+  const float above = weights.size() > kSmallGroup ? kAboveWidest : kAboveWidestSmall;
+  const double below = kBelowNarrow + kBelowPerOutlier * std::min(max_outliers, kBelowMaxOutliers);
   const double most = static_cast<double>(std::max(above * widest, kMinScale));
-  const double least =
-      std::max({below * static_cast<double>(narrow), most * 0.01, static_cast<double>(kMinScale)});
-  const double ratio =
-      std::max(kScaleStep, std::pow(most / std::min(least, most), 1.0 / kMaxScales));
+  const double least = std::max({below * static_cast<double>(narrow), most * kLeastScaleShare,
+                                 static_cast<double>(kMinScale)});
   approximate_.assign(errors.size(), std::numeric_limits<float>::infinity());
   candidates_.assign(errors.size(), GroupParams{});
   uint16_t previous = 0;
-  for (double scale = most; scale >= least * 0.999; scale /= ratio) {
+  for (double scale = most; scale >= least * 0.999; scale /= kScaleStep) {
     GroupParams candidate;
     candidate.scale = ToBFloat16(static_cast<float>(scale));
     if (candidate.scale.bits == previous) continue;
     previous = candidate.scale.bits;
     SearchZeroPoints(candidate, shape.inner_low + shape.inner_high, shape.low + shape.high);
   }
-  // What is reported is exact. A candidate is looked at a little beyond where it seems best.
-  constexpr size_t kBeyond = 2;
+  // What is reported is exact.
   for (size_t j = 0; j < candidates_.size();) {
     size_t end = j + 1;
     while (end < candidates_.size() && candidates_[end] == candidates_[j]) ++end;
     if (std::isfinite(approximate_[j])) {
-      AddExactCurve(weights, candidates_[j], std::min(end + kBeyond, errors.size()) - 1, errors,
+      AddExactCurve(weights, candidates_[j],
+                    std::min(end + static_cast<size_t>(kBeyond), errors.size()) - 1, errors,
                     params);
     }
     j = end;
@@ -304,8 +290,7 @@ double GroupQuantizer::Refine(std::span<const float> weights, int num_outliers,
               params);
     }
   }
-  constexpr int kMaxRounds = 6;
-  for (int round = 0; round < kMaxRounds; ++round) {
+  for (int round = 0; round < kRefineRounds; ++round) {
     const GroupParams start = *params;
     FitScales(weights, num_outliers, &best, params);
     if (*params == start) break;

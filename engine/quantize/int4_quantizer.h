@@ -16,24 +16,9 @@
 #include <vector>
 
 #include "kernels/base/bfloat16.h"
+#include "kernels/format/group_params.h"
 
 namespace flashquant {
-
-// Whether an outlier slot would hold a zero for this weight: such a weight gets none.
-inline bool IsZeroInBFloat16(float weight) { return (ToBFloat16(weight).bits & 0x7fffu) == 0; }
-
-// dequant(code) = scale * (code - zero), code 0..15. The scale is the stored BF16 number, so what a
-// search evaluates is what a checkpoint holds.
-struct GroupParams {
-  BFloat16 scale;
-  uint8_t zero = 8;
-  friend bool operator==(const GroupParams&, const GroupParams&) = default;
-};
-
-// Weights above this are refused by callers: their squared errors would leave float's range.
-inline constexpr float kMaxWeightMagnitude = 1e15f;
-// A group whose weights are all below this is stored as zeros (scale 0).
-inline constexpr float kTinyWeight = 0x1p-40f;
 
 class SortedGroup;
 

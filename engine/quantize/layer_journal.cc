@@ -212,10 +212,11 @@ void LayerJournal::Store(const std::string& layer, std::span<const float> weight
 }
 
 void LayerJournal::Remove() {
-  if (!is_on()) return;
+  const int lock_fd = lock_fd_.exchange(-1);
+  if (lock_fd < 0) return;
   std::error_code ignored;
   fs::remove_all(folder_, ignored);
-  ::close(std::exchange(lock_fd_, -1));
+  ::close(lock_fd);
 }
 
 std::string FilesFingerprint(const std::string& path) {

@@ -6,6 +6,7 @@
 // made again. The folder goes when the output is complete.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -21,8 +22,8 @@ namespace flashquant {
 std::vector<uint8_t> SerializeMatrix(const QuantizedMatrix& matrix);
 std::optional<QuantizedMatrix> ParseMatrix(std::span<const uint8_t> bytes);
 
-// One thread. A journal never fails a run: without one, or after an error such as a full disk, it
-// is simply not there (and has removed its files).
+// Find and Store may run at the same time. A journal never fails a run: without one, or after an
+// error such as a full disk, it is simply not there (and has removed its files).
 class LayerJournal final {
  public:
   // fingerprint: all that the results depend on besides the layers' weights; with another one than
@@ -49,7 +50,7 @@ class LayerJournal final {
   std::string PathOf(const std::string& layer) const;
 
   const std::string folder_;
-  int lock_fd_ = -1;
+  std::atomic<int> lock_fd_{-1};
 };
 
 // Names, sizes and times of change of the files of `path` (a folder, or a single file).

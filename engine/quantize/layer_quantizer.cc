@@ -7,6 +7,7 @@
 #include "engine/quantize/gptq_import.h"
 #include "engine/quantize/gptq_quantizer.h"
 #include "engine/quantize/group_plan.h"
+#include "engine/quantize/stage_clock.h"
 #include "kernels/base/math_util.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/format/tile_coo.h"
@@ -32,16 +33,6 @@ double MeanCostOfSpread(std::span<const float> weights, int64_t n, int64_t k,
     sum += factor * std::max(0.0, squares / static_cast<double>(n) - mean * mean);
   }
   return sum / static_cast<double>(k);
-}
-
-// The output error that the weights' errors make on the calibration text.
-void MeasureOutput(const Hessian& hessian, std::span<const float> weights, int num_threads,
-                   QuantizedMatrix* result) {
-  std::vector<float> errors = Dequantize(*result);
-  std::transform(weights.begin(), weights.end(), errors.begin(), errors.begin(),
-                 [](float weight, float value) { return weight - value; });
-  result->output_error = hessian.Energy(errors, num_threads);
-  result->output_energy = hessian.Energy(weights, num_threads);
 }
 
 }  // namespace
@@ -83,9 +74,10 @@ absl::StatusOr<QuantizedMatrix> LayerQuantizer::Quantize(const std::string& laye
                                                          int64_t k) {
   if (IsImported(layer)) return Import(layer, weights, n, k);
   if (IsCalibrated(layer)) return QuantizeCalibrated(layer, weights, n, k);
+  const StageClock clock(&seconds_.layers);
   MatrixQuantizerOptions options = MatrixOptions(layer, n, k);
   SetLeastBenefit(weights, n, k, {}, &options);
-  return QuantizeMatrix(weights, n, k, options);
+  return QuantizeMatrix(ops_, weights, n, k, options);
 }
 
 absl::StatusOr<LayerCurve> LayerQuantizer::Measure(const std::string& layer,
@@ -100,68 +92,98 @@ absl::StatusOr<LayerCurve> LayerQuantizer::Measure(const std::string& layer,
   }
   ColumnImportance importance;
   double energy = 0;
+  QuantizerOps* ops = ops_;
   if (IsCalibrated(layer) && options_.method == QuantizeMethod::kGptq) {
-    int64_t id = 0;
-    FQ_ASSIGN_OR_RETURN(const Hessian* hessian, InputsOf(layer, k, &id));
-    FQ_RETURN_IF_ERROR(LoadFactor(*hessian, id));
-    importance = {.within_group = factor_.importance, .of_group = factor_.group_cost};
-    energy = hessian->Energy(weights, options_.num_threads);
+    FQ_ASSIGN_OR_RETURN(const Calibration::Inputs inputs, InputsOf(layer, k));
+    ops = inputs.ops;
+    FQ_RETURN_IF_ERROR(LoadCosts(inputs));
+    importance = {.within_group = costs_.importance, .of_group = costs_.group_cost};
+    FQ_ASSIGN_OR_RETURN(energy, ops->OutputEnergy(weights));
   } else {
     for (const float weight : weights) {
       energy += static_cast<double>(weight) * static_cast<double>(weight);
     }
   }
-  curve.error = ErrorsWithRecords(weights, n, k, options, importance, curve.records);
+  FQ_ASSIGN_OR_RETURN(GroupCurves curves,
+                      ops->Curves(MakeCurveProblem(weights, n, k, options, importance)));
+  curve.error = ErrorsWithRecords(n, k, options, importance, std::move(curves), curve.records);
   for (double& error : curve.error) error = energy > 0 ? error / energy : 0;
   return curve;
 }
 
 absl::Status LayerQuantizer::UseResult(const std::string& layer, const QuantizedMatrix& result) {
   if (!IsCalibrated(layer)) return absl::OkStatus();
-  return calibration_->SetQuantized(layer, Dequantize(result));
+  const StageClock clock(&seconds_.results);
+  return calibration_->SetQuantized(layer, Dequantize(result, options_.num_threads));
 }
 
-absl::StatusOr<const Hessian*> LayerQuantizer::InputsOf(const std::string& layer, int64_t k,
-                                                        int64_t* id) {
+absl::StatusOr<Calibration::Inputs> LayerQuantizer::InputsOf(const std::string& layer, int64_t k) {
+  const StageClock clock(&seconds_.calibration);
   FQ_ASSIGN_OR_RETURN(const Calibration::Inputs inputs, calibration_->InputsOf(layer));
-  if (inputs.hessian->k() != k) {
-    return InternalError("calibration: {} inputs for {} columns", inputs.hessian->k(), k);
+  if (inputs.ops->num_columns() != k) {
+    return InternalError("calibration: {} inputs for {} columns", inputs.ops->num_columns(), k);
   }
-  if (!inputs.hessian->IsFinite()) {
+  FQ_ASSIGN_OR_RETURN(const bool are_finite, inputs.ops->InputsAreFinite());
+  if (!are_finite) {
     return DataLossError("the layer's inputs on the calibration text are not finite");
   }
-  *id = inputs.id;
-  return inputs.hessian;
+  return inputs;
 }
 
-absl::Status LayerQuantizer::LoadFactor(const Hessian& hessian, int64_t id) {
-  if (factor_id_ == id) return absl::OkStatus();
+HessianFactorOptions LayerQuantizer::FactorOptions(int64_t k) const {
+  return {.group_size = group_size_ == -1 ? RoundUp<int64_t>(k, 2) : group_size_,
+          .damping = options_.damping,
+          .num_threads = options_.num_threads};
+}
+
+absl::Status LayerQuantizer::LoadCosts(const Calibration::Inputs& inputs) {
+  if (costs_id_ == inputs.id) return absl::OkStatus();
+  const StageClock clock(&seconds_.factors);
+  costs_id_ = -1;
+  FQ_ASSIGN_OR_RETURN(costs_, FactorInputs(inputs.ops, FactorOptions(inputs.ops->num_columns())));
+  costs_id_ = inputs.id;
+  return absl::OkStatus();
+}
+
+absl::Status LayerQuantizer::LoadFactor(const Calibration::Inputs& inputs) {
+  if (factor_id_ == inputs.id) return absl::OkStatus();
+  const StageClock clock(&seconds_.factors);
   factor_id_ = -1;
-  const int64_t group_size = group_size_ == -1 ? RoundUp<int64_t>(hessian.k(), 2) : group_size_;
-  FQ_ASSIGN_OR_RETURN(factor_, FactorHessian(hessian, {.group_size = group_size,
-                                                       .damping = options_.damping,
-                                                       .num_threads = options_.num_threads}));
-  factor_id_ = id;
+  FQ_ASSIGN_OR_RETURN(std::vector<double> moments, inputs.ops->InputMoments());
+  const Hessian hessian(inputs.ops->num_columns(), std::move(moments));
+  FQ_ASSIGN_OR_RETURN(factor_, FactorHessian(hessian, FactorOptions(hessian.k())));
+  factor_id_ = inputs.id;
+  return absl::OkStatus();
+}
+
+absl::Status LayerQuantizer::MeasureOutput(QuantizerOps* ops, std::span<const float> weights,
+                                           QuantizedMatrix* result) const {
+  std::vector<float> errors = Dequantize(*result, options_.num_threads);
+  std::transform(weights.begin(), weights.end(), errors.begin(), errors.begin(),
+                 [](float weight, float value) { return weight - value; });
+  FQ_ASSIGN_OR_RETURN(result->output_error, ops->OutputEnergy(errors));
+  FQ_ASSIGN_OR_RETURN(result->output_energy, ops->OutputEnergy(weights));
   return absl::OkStatus();
 }
 
 absl::StatusOr<QuantizedMatrix> LayerQuantizer::QuantizeCalibrated(const std::string& layer,
                                                                    std::span<const float> weights,
                                                                    int64_t n, int64_t k) {
-  int64_t id = 0;
-  FQ_ASSIGN_OR_RETURN(const Hessian* hessian, InputsOf(layer, k, &id));
+  FQ_ASSIGN_OR_RETURN(const Calibration::Inputs inputs, InputsOf(layer, k));
   MatrixQuantizerOptions options = MatrixOptions(layer, n, k);
   QuantizedMatrix result;
   if (options_.method == QuantizeMethod::kGptq) {
-    FQ_RETURN_IF_ERROR(LoadFactor(*hessian, id));
-    SetLeastBenefit(weights, n, k, factor_.cost, &options);
-    result = QuantizeMatrixGptq(weights, n, factor_, options);
+    FQ_RETURN_IF_ERROR(LoadCosts(inputs));
+    const StageClock clock(&seconds_.layers);
+    SetLeastBenefit(weights, n, k, costs_.cost, &options);
+    FQ_ASSIGN_OR_RETURN(result, QuantizeMatrixGptq(inputs.ops, weights, n, costs_, options));
   } else {
+    const StageClock clock(&seconds_.layers);
     SetLeastBenefit(weights, n, k, {}, &options);
-    result = QuantizeMatrix(weights, n, k, options);
-    MeasureOutput(*hessian, weights, options_.num_threads, &result);
+    FQ_ASSIGN_OR_RETURN(result, QuantizeMatrix(inputs.ops, weights, n, k, options));
+    FQ_RETURN_IF_ERROR(MeasureOutput(inputs.ops, weights, &result));
   }
-  FQ_RETURN_IF_ERROR(calibration_->SetQuantized(layer, Dequantize(result)));
+  FQ_RETURN_IF_ERROR(UseResult(layer, result));
   return result;
 }
 
@@ -175,11 +197,10 @@ absl::StatusOr<QuantizedMatrix> LayerQuantizer::Import(const std::string& layer,
   }
   MatrixQuantizerOptions options = MatrixOptions(layer, n, k);
   const bool is_calibrated = IsCalibrated(layer);
-  const Hessian* hessian = nullptr;
+  Calibration::Inputs inputs;
   if (is_calibrated) {
-    int64_t id = 0;
-    FQ_ASSIGN_OR_RETURN(hessian, InputsOf(layer, k, &id));
-    if (has_original_) FQ_RETURN_IF_ERROR(LoadFactor(*hessian, id));
+    FQ_ASSIGN_OR_RETURN(inputs, InputsOf(layer, k));
+    if (has_original_) FQ_RETURN_IF_ERROR(LoadFactor(inputs));
   }
   const HessianFactor* const factor = is_calibrated && has_original_ ? &factor_ : nullptr;
   SetLeastBenefit(
@@ -190,8 +211,8 @@ absl::StatusOr<QuantizedMatrix> LayerQuantizer::Import(const std::string& layer,
                       ImportGptqLayer(codes, weights, has_original_, factor, options));
   largest_import_change_ = std::max(largest_import_change_, imported.largest_change);
   if (is_calibrated) {
-    MeasureOutput(*hessian, weights, options_.num_threads, &imported.matrix);
-    FQ_RETURN_IF_ERROR(calibration_->SetQuantized(layer, Dequantize(imported.matrix)));
+    FQ_RETURN_IF_ERROR(MeasureOutput(inputs.ops, weights, &imported.matrix));
+    FQ_RETURN_IF_ERROR(UseResult(layer, imported.matrix));
   }
   return std::move(imported.matrix);
 }

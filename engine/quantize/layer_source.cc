@@ -16,7 +16,7 @@ constexpr std::string_view kWeightSuffix = ".weight";
 }  // namespace
 
 LayerSource::LayerSource(const TensorSource& model, const ModelConfig& config, int32_t layer,
-                         const std::map<std::string, std::vector<float>>& replaced)
+                         const std::map<std::string, ReplacedWeight>& replaced)
     : model_(model),
       replaced_(replaced),
       prefix_(fmt::format("{}layers.{}.", NamePrefix(config.family), layer)),
@@ -33,8 +33,8 @@ LayerSource::LayerSource(const TensorSource& model, const ModelConfig& config, i
         const auto found =
             replaced.find(tensor.name.substr(0, tensor.name.size() - kWeightSuffix.size()));
         if (found != replaced.end()) {
-          info.dtype = DType::kF32;
-          info.num_bytes = static_cast<int64_t>(found->second.size() * sizeof(float));
+          info.dtype = found->second.dtype;
+          info.num_bytes = static_cast<int64_t>(found->second.bytes.size());
         }
       }
     } else if (!tensor.name.starts_with(final_norm) && tensor.name != kPositionsName) {
@@ -57,9 +57,9 @@ absl::Status LayerSource::ReadRows(const TensorInfo& tensor, int64_t first_row, 
   if (name.ends_with(kWeightSuffix)) {
     const auto found = replaced_.find(name.substr(0, name.size() - kWeightSuffix.size()));
     if (found != replaced_.end()) {
-      const size_t per_row = static_cast<size_t>(tensor.shape[1]);
-      std::memcpy(out, found->second.data() + static_cast<size_t>(first_row) * per_row,
-                  static_cast<size_t>(num_rows) * per_row * sizeof(float));
+      const int64_t row_bytes = tensor.shape[1] * DTypeBytes(found->second.dtype);
+      std::memcpy(out, found->second.bytes.data() + first_row * row_bytes,
+                  static_cast<size_t>(num_rows * row_bytes));
       return absl::OkStatus();
     }
   }

@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <utility>
 
+#include "engine/quantize/group_curves.h"
 #include "engine/quantize/group_plan.h"
 #include "engine/quantize/int4_quantizer.h"
 #include "engine/quantize/parallel_for.h"
 #include "engine/quantize/row_plan.h"
 #include "kernels/base/math_util.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/format/tile_coo.h"
 
 namespace flashquant {
@@ -30,10 +33,15 @@ class MatrixQuantizer final {
     mask_.assign(static_cast<size_t>(n * k), 0);
   }
 
-  QuantizedMatrix Run() {
+  bool NeedsCurves() const {
     const bool groups_inside_tiles = options_.group_size != -1;
-    if (groups_inside_tiles && options_.rule == OutlierRule::kErrorWithRescale) {
-      PlannedSearch();
+    return groups_inside_tiles && options_.rule == OutlierRule::kErrorWithRescale;
+  }
+  CurveProblem Problem() const { return MakeCurveProblem(weights_, n_, k_, options_, {}); }
+  // `curves`: of Problem(), when they are needed.
+  QuantizedMatrix Run(GroupCurves curves) {
+    if (NeedsCurves()) {
+      PlannedSearch(std::move(curves));
     } else {
       RowPlan plan = PlanByScore(weights_, n_, k_, options_, {});
       error_without_ = plan.error_without;
@@ -59,7 +67,7 @@ class MatrixQuantizer final {
     });
   }
 
-  void PlannedSearch();
+  void PlannedSearch(GroupCurves curves);
   QuantizedMatrix Encode();
   void EncodeRow(int64_t row, MatrixState* state, double* error) const;
 
@@ -75,8 +83,8 @@ class MatrixQuantizer final {
   double error_without_ = 0;
 };
 
-void MatrixQuantizer::PlannedSearch() {
-  GroupPlan plan = PlanGroups(weights_, n_, k_, options_, {});
+void MatrixQuantizer::PlannedSearch(GroupCurves curves) {
+  GroupPlan plan = PlanGroups(n_, k_, options_, {}, std::move(curves));
   error_without_ = plan.error_without;
   params_ = std::move(plan.params);
   ForRows([&](int64_t row, GroupQuantizer& quantizer) {
@@ -126,7 +134,7 @@ QuantizedMatrix MatrixQuantizer::Encode() {
   state.params = std::move(params_);
   state.mask = std::move(mask_);
   state.values.assign(weights_.begin(), weights_.end());
-  QuantizedMatrix result = MakeQuantizedMatrix(state);
+  QuantizedMatrix result = MakeQuantizedMatrix(state, options_.num_threads);
   for (const float weight : weights_) {
     result.energy += static_cast<double>(weight) * static_cast<double>(weight);
   }
@@ -145,7 +153,21 @@ int64_t RecordBudget(int64_t n, int64_t k, const MatrixQuantizerOptions& options
 
 QuantizedMatrix QuantizeMatrix(std::span<const float> weights, int64_t n, int64_t k,
                                const MatrixQuantizerOptions& options) {
-  return MatrixQuantizer(weights, n, k, options).Run();
+  MatrixQuantizer quantizer(weights, n, k, options);
+  return quantizer.Run(quantizer.NeedsCurves()
+                           ? MakeGroupCurves(quantizer.Problem(), options.num_threads)
+                           : GroupCurves());
+}
+
+absl::StatusOr<QuantizedMatrix> QuantizeMatrix(QuantizerOps* ops, std::span<const float> weights,
+                                               int64_t n, int64_t k,
+                                               const MatrixQuantizerOptions& options) {
+  MatrixQuantizer quantizer(weights, n, k, options);
+  GroupCurves curves;
+  if (quantizer.NeedsCurves()) {
+    FQ_ASSIGN_OR_RETURN(curves, ops->Curves(quantizer.Problem()));
+  }
+  return quantizer.Run(std::move(curves));
 }
 
 }  // namespace flashquant

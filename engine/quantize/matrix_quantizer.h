@@ -10,8 +10,10 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "engine/quantize/outlier_selector.h"
 #include "engine/quantize/quantized_matrix.h"
+#include "kernels/quantizer_ops.h"
 
 namespace flashquant {
 
@@ -38,5 +40,10 @@ int64_t RecordBudget(int64_t n, int64_t k, const MatrixQuantizerOptions& options
 // the same, bit for bit, for any num_threads.
 QuantizedMatrix QuantizeMatrix(std::span<const float> weights, int64_t n, int64_t k,
                                const MatrixQuantizerOptions& options);
+
+// The same with the groups' curves from `ops`, where the options need any. Errors: those of `ops`.
+absl::StatusOr<QuantizedMatrix> QuantizeMatrix(QuantizerOps* ops, std::span<const float> weights,
+                                               int64_t n, int64_t k,
+                                               const MatrixQuantizerOptions& options);
 
 }  // namespace flashquant

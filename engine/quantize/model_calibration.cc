@@ -9,8 +9,8 @@
 
 #include "engine/model/model_layout.h"
 #include "engine/model/rope_table.h"
-#include "engine/quantize/layer_source.h"
-#include "kernels/backend_factory.h"
+#include "engine/model/weight_reader.h"
+#include "engine/quantize/parallel_for.h"
 #include "kernels/base/check.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/math_util.h"
@@ -22,11 +22,24 @@ namespace {
 constexpr int32_t kBlockTokens = 16;
 constexpr int32_t kDefaultContext = 2048;
 constexpr int32_t kAttentionOutput = 1;
+constexpr int64_t kConvertedAtOnce = int64_t{1} << 18;
 
 const LinearWeight* JoinedWeight(const LayerWeights& weights, int32_t part) {
   const LinearWeight* const joined[] = {weights.qkv.get(), weights.output.get(),
                                         weights.gate_up.get(), weights.down.get()};
   return joined[part];
+}
+
+// Values as a backend with activations of `dtype`, F32 or BF16, holds them.
+void WriteAs(DType dtype, std::span<const float> values, uint8_t* out) {
+  if (dtype == DType::kF32) {
+    std::memcpy(out, values.data(), values.size_bytes());
+    return;
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const BFloat16 rounded = ToBFloat16(values[i]);
+    std::memcpy(out + i * sizeof(rounded), &rounded, sizeof(rounded));
+  }
 }
 
 }  // namespace
@@ -73,8 +86,9 @@ absl::Status ModelCalibration::Init(std::span<const int32_t> tokens) {
 }
 
 absl::Status ModelCalibration::Restart() {
-  residual_.clear();
-  attention_.clear();
+  attention_is_known_ = false;
+  model_.reset();
+  stale_parts_.clear();
   quantized_.clear();
   collected_ = {-1, -1};
   current_layer_ = 0;
@@ -87,22 +101,27 @@ absl::Status ModelCalibration::PrepareBackend() {
   layer_config_.num_layers = 1;
   layer_config_.vocab_size = 1;
   layer_config_.tie_word_embeddings = true;
-  FQ_ASSIGN_OR_RETURN(
-      backend_, CreateBackend({.kind = options_.backend, .num_threads = options_.num_threads}));
-  observed_ = std::make_unique<ObservedBackend>(backend_.get());
+  FQ_ASSIGN_OR_RETURN(device_, OpenQuantizerDevice(options_.backend, options_.num_threads));
+  Backend* const backend = device_.backend.get();
+  observed_ = std::make_unique<ObservedBackend>(backend);
   rope_table_ = MakeRopeTable(config_, static_cast<int32_t>(context_));
   const auto rows = static_cast<int32_t>(context_);
   const int32_t num_blocks = CeilDiv(rows, kBlockTokens);
-  FQ_ASSIGN_OR_RETURN(cache_, KvCache::Create(backend_.get(), {.num_layers = 1,
-                                                               .num_blocks = num_blocks + 1,
-                                                               .block_tokens = kBlockTokens,
-                                                               .num_kv_heads = config_.num_kv_heads,
-                                                               .head_dim = config_.head_dim}));
-  FQ_ASSIGN_OR_RETURN(activations_, Activations::Create(backend_.get(), layer_config_, rows, 1));
-  FQ_ASSIGN_OR_RETURN(batch_, BatchInput::Create(backend_.get(), {.max_rows = rows,
-                                                                  .max_sequences = 1,
-                                                                  .max_blocks = num_blocks,
-                                                                  .block_tokens = kBlockTokens}));
+  FQ_ASSIGN_OR_RETURN(cache_, KvCache::Create(backend, {.num_layers = 1,
+                                                        .num_blocks = num_blocks + 1,
+                                                        .block_tokens = kBlockTokens,
+                                                        .num_kv_heads = config_.num_kv_heads,
+                                                        .head_dim = config_.head_dim}));
+  FQ_ASSIGN_OR_RETURN(activations_, Activations::Create(backend, layer_config_, rows, 1));
+  FQ_ASSIGN_OR_RETURN(batch_, BatchInput::Create(backend, {.max_rows = rows,
+                                                           .max_sequences = 1,
+                                                           .max_blocks = num_blocks,
+                                                           .block_tokens = kBlockTokens}));
+  std::vector<int32_t> indices(static_cast<size_t>(context_));
+  std::iota(indices.begin(), indices.end(), 0);
+  const int64_t index_bytes = context_ * static_cast<int64_t>(sizeof(int32_t));
+  FQ_ASSIGN_OR_RETURN(row_indices_, backend->Allocate(index_bytes));
+  FQ_RETURN_IF_ERROR(backend->CopyToDevice(row_indices_.data(), indices.data(), index_bytes));
   // All windows look alike to the layers: positions 0 .. context - 1 in the same blocks.
   const std::vector<int32_t> no_tokens(static_cast<size_t>(context_), 0);
   std::vector<int32_t> block_ids(static_cast<size_t>(num_blocks));
@@ -140,24 +159,38 @@ absl::Status ModelCalibration::Embed() {
     return DataLossError("tensor {}: wrong shape (needs [{}, {}], got [{}])", name,
                          config_.vocab_size, hidden, fmt::join(table->shape, ", "));
   }
-  const DType dtype = backend_->info().activation_dtype;
-  row_bytes_ = hidden * DTypeBytes(dtype);
-  const int64_t num_bytes = row_bytes_ * static_cast<int64_t>(tokens_.size());
+  const DType dtype = device_.backend->info().activation_dtype;
+  if (dtype != DType::kF32 && dtype != DType::kBF16) {
+    return UnimplementedError("calibration: activations of type {}", DTypeName(dtype));
+  }
+  element_bytes_ = DTypeBytes(dtype);
+  const int64_t window_bytes = context_ * hidden * element_bytes_;
+  const int64_t num_bytes = num_windows_ * window_bytes;
   constexpr int64_t kMaxResidualBytes = int64_t{1} << 36;
   if (num_bytes > kMaxResidualBytes) {
     return ResourceExhaustedError("calibration: {} tokens need {} MiB (limit {} MiB)",
                                   tokens_.size(), num_bytes >> 20, kMaxResidualBytes >> 20);
   }
-  residual_.reserve(static_cast<size_t>(num_bytes));
+  if (residual_.num_bytes() != num_bytes) {
+    FQ_ASSIGN_OR_RETURN(residual_, device_.backend->Allocate(num_bytes));
+    FQ_ASSIGN_OR_RETURN(attention_, device_.backend->Allocate(num_tokens() * config_.num_heads *
+                                                              config_.head_dim * element_bytes_));
+  }
   FQ_ASSIGN_OR_RETURN(const std::vector<float> positions, ReadPositions());
   std::vector<float> row(static_cast<size_t>(hidden));
+  std::vector<uint8_t> window(static_cast<size_t>(window_bytes));
   for (size_t i = 0; i < tokens_.size(); ++i) {
     FQ_RETURN_IF_ERROR(checkpoint_.tensors->ReadRowsAsFloat(*table, tokens_[i], 1, row.data()));
+    const int64_t in_window = static_cast<int64_t>(i) % context_;
     if (!positions.empty()) {
-      const size_t at = i % static_cast<size_t>(context_) * row.size();
+      const size_t at = static_cast<size_t>(in_window) * row.size();
       for (size_t j = 0; j < row.size(); ++j) row[j] += positions[at + j];
     }
-    AppendActivations(row, &residual_);
+    WriteAs(dtype, row, window.data() + in_window * hidden * element_bytes_);
+    if (in_window + 1 < context_) continue;
+    FQ_RETURN_IF_ERROR(device_.backend->CopyToDevice(
+        residual_.As<uint8_t>() + static_cast<int64_t>(i) / context_ * window_bytes, window.data(),
+        window_bytes));
   }
   return absl::OkStatus();
 }
@@ -178,11 +211,22 @@ absl::StatusOr<std::vector<float>> ModelCalibration::ReadPositions() const {
   return positions;
 }
 
-absl::StatusOr<std::unique_ptr<DecoderModel>> ModelCalibration::LoadLayer(int32_t layer) {
+absl::StatusOr<const DecoderModel*> ModelCalibration::CurrentModel() {
+  if (model_ == nullptr) {
+    FQ_ASSIGN_OR_RETURN(model_, LoadLayer());
+    stale_parts_.clear();
+  }
+  for (const int32_t part : stale_parts_) FQ_RETURN_IF_ERROR(ReloadLinear(part));
+  stale_parts_.clear();
+  return model_.get();
+}
+
+absl::StatusOr<std::unique_ptr<DecoderModel>> ModelCalibration::LoadLayer() {
   Checkpoint one;
   one.path = checkpoint_.path;
-  one.tensors = std::make_unique<LayerSource>(*checkpoint_.tensors, config_, layer, quantized_);
-  layer_config_.sliding_windows = {config_.sliding_window(layer)};
+  one.tensors =
+      std::make_unique<LayerSource>(*checkpoint_.tensors, config_, current_layer_, quantized_);
+  layer_config_.sliding_windows = {config_.sliding_window(current_layer_)};
   absl::StatusOr<std::unique_ptr<DecoderModel>> model =
       DecoderModel::Load(one, layer_config_, rope_table_, observed_.get(), nullptr);
   if (model.ok()) return model;
@@ -190,38 +234,62 @@ absl::StatusOr<std::unique_ptr<DecoderModel>> ModelCalibration::LoadLayer(int32_
   std::string message(model.status().message());
   const std::string own = fmt::format("{}layers.0.", NamePrefix(config_.family));
   if (const size_t at = message.find(own); at != std::string::npos) {
-    message.replace(at, own.size(), fmt::format("{}layers.{}.", NamePrefix(config_.family), layer));
+    message.replace(at, own.size(),
+                    fmt::format("{}layers.{}.", NamePrefix(config_.family), current_layer_));
   }
   return absl::Status(model.status().code(), "calibration: " + message);
 }
 
-absl::Status ModelCalibration::RunWindows(const DecoderModel& model, const AfterWindow& after) {
-  const int64_t window_bytes = context_ * row_bytes_;
-  const int64_t attention_bytes = static_cast<int64_t>(attention_.size()) / num_windows_;
-  for (int64_t window = 0; window < num_windows_; ++window) {
-    uint8_t* rows = residual_.data() + window * window_bytes;
-    observed_->SetEmbeddings(rows);
-    observed_->SetAttention(attention_.empty() ? nullptr
-                                               : attention_.data() + window * attention_bytes);
-    FQ_RETURN_IF_ERROR(model.Forward(*batch_, nullptr, *cache_, activations_.get()));
-    if (after) FQ_RETURN_IF_ERROR(after(rows));
-  }
+absl::Status ModelCalibration::ReloadLinear(int32_t part) {
+  const LayerSource source(*checkpoint_.tensors, config_, current_layer_, quantized_);
+  const WeightReader reader(source, layer_config_);
+  const LinearShape shape = LayerLinears(layer_config_, 0)[static_cast<size_t>(part)];
+  FQ_ASSIGN_OR_RETURN(const LinearStorage storage, reader.ReadLinear(shape));
+  std::vector<LinearPart> parts;
+  for (const PartStorage& one : storage) parts.push_back(one.part);
+  FQ_ASSIGN_OR_RETURN(std::unique_ptr<LinearWeight> weight, observed_->PackLinear(parts));
+  model_->ReplaceLinear(0, part, std::move(weight));
   return absl::OkStatus();
+}
+
+absl::Status ModelCalibration::RunWindows(const DecoderModel& model, const AfterWindow& after) {
+  const int64_t residual_bytes = residual_.num_bytes() / num_windows_;
+  const int64_t attention_bytes = attention_.num_bytes() / num_windows_;
+  for (int64_t window = 0; window < num_windows_; ++window) {
+    observed_->SetEmbeddings(residual_.As<uint8_t>() + window * residual_bytes,
+                             row_indices_.As<int32_t>());
+    observed_->SetAttention(
+        attention_is_known_ ? attention_.As<uint8_t>() + window * attention_bytes : nullptr);
+    FQ_RETURN_IF_ERROR(model.Forward(*batch_, nullptr, *cache_, activations_.get()));
+    if (after) FQ_RETURN_IF_ERROR(after(window));
+  }
+  return observed_->Synchronize();
+}
+
+absl::Status ModelCalibration::StoreWindow(const void* from, int32_t width, int64_t window,
+                                           DeviceBuffer* to) {
+  // Not through observed_, which leaves out ops once it has seen what it looks for.
+  return device_.backend->GatherRows(
+      {.num_rows = static_cast<int32_t>(context_),
+       .hidden = width,
+       .row_indices = row_indices_.As<int32_t>(),
+       .in = from,
+       .out = to->As<uint8_t>() + window * (to->num_bytes() / num_windows_)});
 }
 
 // Brings the residual stream to the input of `layer`.
 absl::Status ModelCalibration::AdvanceTo(int32_t layer) {
-  const AfterWindow store = [&](uint8_t* rows) {
-    FQ_RETURN_IF_ERROR(
-        observed_->CopyToHost(rows, activations_->residual.data(), context_ * row_bytes_));
-    return observed_->Synchronize();
+  const AfterWindow store = [&](int64_t window) {
+    return StoreWindow(activations_->residual.data(), config_.hidden_size, window, &residual_);
   };
   while (current_layer_ < layer) {
-    FQ_ASSIGN_OR_RETURN(const std::unique_ptr<DecoderModel> model, LoadLayer(current_layer_));
+    FQ_ASSIGN_OR_RETURN(const DecoderModel* model, CurrentModel());
     observed_->Observe(nullptr, nullptr);
     FQ_RETURN_IF_ERROR(RunWindows(*model, store));
+    model_.reset();
+    stale_parts_.clear();
     quantized_.clear();
-    attention_.clear();
+    attention_is_known_ = false;
     ++current_layer_;
   }
   return absl::OkStatus();
@@ -230,20 +298,21 @@ absl::Status ModelCalibration::AdvanceTo(int32_t layer) {
 absl::Status ModelCalibration::Collect(const Stage& stage) {
   collected_ = {-1, -1};
   FQ_RETURN_IF_ERROR(AdvanceTo(std::min(stage.layer, config_.num_layers - 1)));
-  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<DecoderModel> model, LoadLayer(current_layer_));
+  FQ_ASSIGN_OR_RETURN(const DecoderModel* model, CurrentModel());
   if (stage.layer == config_.num_layers) {
     FQ_RETURN_IF_ERROR(CollectHead(*model));
   } else {
     const LinearWeight* weight = JoinedWeight(model->weights().layers[0], stage.part);
     const bool is_attention = stage.part == kAttentionOutput;
-    std::vector<uint8_t> attention;
-    hessian_ = Hessian(weight->k());
-    observed_->Observe(weight, [&](std::span<const float> inputs) {
-      hessian_.Add(inputs, options_.num_threads);
-      if (is_attention) AppendActivations(inputs, &attention);
+    FQ_RETURN_IF_ERROR(device_.ops->BeginInputs(weight->k()));
+    int64_t window = 0;
+    observed_->Observe(weight, [&](const void* inputs, int64_t num_rows) {
+      FQ_RETURN_IF_ERROR(device_.ops->AddInputs(inputs, num_rows));
+      if (!is_attention) return absl::OkStatus();
+      return StoreWindow(inputs, static_cast<int32_t>(weight->k()), window++, &attention_);
     });
     FQ_RETURN_IF_ERROR(RunWindows(*model, nullptr));
-    if (is_attention) attention_ = std::move(attention);
+    attention_is_known_ = attention_is_known_ || is_attention;
   }
   collected_ = stage;
   return absl::OkStatus();
@@ -251,31 +320,11 @@ absl::Status ModelCalibration::Collect(const Stage& stage) {
 
 // The head's input is the final norm's output.
 absl::Status ModelCalibration::CollectHead(const DecoderModel& model) {
-  hessian_ = Hessian(config_.hidden_size);
+  FQ_RETURN_IF_ERROR(device_.ops->BeginInputs(config_.hidden_size));
   observed_->Observe(nullptr, nullptr);
-  std::vector<float> rows;
-  return RunWindows(model, [&](uint8_t*) {
-    FQ_RETURN_IF_ERROR(observed_->ReadActivations(activations_->hidden.data(),
-                                                  context_ * config_.hidden_size, &rows));
-    hessian_.Add(rows, options_.num_threads);
-    return absl::OkStatus();
+  return RunWindows(model, [&](int64_t) {
+    return device_.ops->AddInputs(activations_->hidden.data(), context_);
   });
-}
-
-// As the backend holds them.
-void ModelCalibration::AppendActivations(std::span<const float> values,
-                                         std::vector<uint8_t>* bytes) const {
-  const DType dtype = backend_->info().activation_dtype;
-  const size_t at = bytes->size();
-  bytes->resize(at + values.size() * static_cast<size_t>(DTypeBytes(dtype)));
-  if (dtype == DType::kF32) {
-    std::memcpy(bytes->data() + at, values.data(), values.size_bytes());
-    return;
-  }
-  for (size_t i = 0; i < values.size(); ++i) {
-    const BFloat16 rounded = ToBFloat16(values[i]);
-    std::memcpy(bytes->data() + at + i * sizeof(rounded), &rounded, sizeof(rounded));
-  }
 }
 
 absl::StatusOr<Calibration::Inputs> ModelCalibration::InputsOf(const std::string& layer) {
@@ -288,7 +337,7 @@ absl::StatusOr<Calibration::Inputs> ModelCalibration::InputsOf(const std::string
   if (stage.layer != collected_.layer || stage.part != collected_.part) {
     FQ_RETURN_IF_ERROR(Collect(stage));
   }
-  return Inputs{&hessian_, int64_t{stage.layer} * 4 + stage.part};
+  return Inputs{device_.ops.get(), int64_t{stage.layer} * 4 + stage.part};
 }
 
 absl::Status ModelCalibration::SetQuantized(const std::string& layer, std::vector<float> weights) {
@@ -298,14 +347,25 @@ absl::Status ModelCalibration::SetQuantized(const std::string& layer, std::vecto
   // A layer taken from a journal has not asked for its inputs.
   FQ_RETURN_IF_ERROR(AdvanceTo(found->second.layer));
   if (found->second.layer != current_layer_) return absl::OkStatus();
-  if (found->second.part < kAttentionOutput) attention_.clear();
-  quantized_[layer] = std::move(weights);
+  if (found->second.part < kAttentionOutput) attention_is_known_ = false;
+  ReplacedWeight& replaced = quantized_[layer];
+  // A number has the bits in BF16 here that it would get when it is packed.
+  replaced.dtype = device_.backend->info().activation_dtype;
+  replaced.bytes.resize(weights.size() * static_cast<size_t>(element_bytes_));
+  ParallelFor(options_.num_threads, static_cast<int64_t>(weights.size()), kConvertedAtOnce,
+              [&](int64_t begin, int64_t end) {
+                WriteAs(replaced.dtype,
+                        std::span<const float>(weights).subspan(static_cast<size_t>(begin),
+                                                                static_cast<size_t>(end - begin)),
+                        replaced.bytes.data() + begin * element_bytes_);
+              });
+  stale_parts_.insert(found->second.part);
   return absl::OkStatus();
 }
 
 std::string ModelCalibration::fingerprint() const {
   return fmt::format("{}, checksum {:08x}, backend {}", description(), tokens_checksum_,
-                     backend_->info().name);
+                     device_.ops->name());
 }
 
 std::string ModelCalibration::description() const {

@@ -1,16 +1,17 @@
 // ModelCalibration: runs a text through a model one decoder layer at a time and collects the second
 // moments of the linear layers' inputs.
 //
-// Held in memory: for all tokens the residual stream and one layer's attention outputs (tokens x
-// hidden x 4 bytes each on the CPU), one decoder layer and the Hessian of one input at a time (8
-// bytes x K^2). A layer's attention runs once, its other parts as often as something before them
-// has been quantized.
+// Held in the backend's memory: for all tokens the residual stream and one layer's attention
+// outputs (tokens x hidden x 4 bytes each on the CPU, 2 on CUDA), one decoder layer and the second
+// moments of one input at a time (8 bytes x K^2). A layer's attention runs once, its other parts as
+// often as something before them has been quantized.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +23,9 @@
 #include "engine/model/kv_cache.h"
 #include "engine/model/model_config.h"
 #include "engine/quantize/calibration.h"
+#include "engine/quantize/layer_source.h"
 #include "engine/quantize/observed_backend.h"
+#include "engine/quantize/quantizer_device.h"
 
 namespace flashquant {
 
@@ -52,6 +55,11 @@ class ModelCalibration final : public Calibration {
   std::string description() const override;
   std::string fingerprint() const override;
 
+  // What the inputs lie in; for layers without calibration too.
+  QuantizerOps* ops() const { return device_.ops.get(); }
+  // "cpu", or the GPU's name.
+  std::string device() const { return device_.backend->info().device; }
+
  private:
   // Linear layers that have the same input, and the joined weight that the model makes of them.
   struct Stage {
@@ -66,38 +74,45 @@ class ModelCalibration final : public Calibration {
   absl::Status Embed();
   absl::StatusOr<std::vector<float>> ReadPositions() const;
   void NameLayers();
-  absl::StatusOr<std::unique_ptr<DecoderModel>> LoadLayer(int32_t layer);
+  // The decoder layer current_layer_ with what has been quantized of it.
+  absl::StatusOr<const DecoderModel*> CurrentModel();
+  absl::StatusOr<std::unique_ptr<DecoderModel>> LoadLayer();
+  absl::Status ReloadLinear(int32_t part);
   // Runs every window through `model` from the residual stream of before; `after` (may be null) is
   // called after each, with its rows of the stream.
-  using AfterWindow = std::function<absl::Status(uint8_t* residual)>;
+  using AfterWindow = std::function<absl::Status(int64_t window)>;
   absl::Status RunWindows(const DecoderModel& model, const AfterWindow& after);
+  // Rows of one window from `from` to a window's place in `to`.
+  absl::Status StoreWindow(const void* from, int32_t width, int64_t window, DeviceBuffer* to);
   absl::Status AdvanceTo(int32_t layer);
   absl::Status Collect(const Stage& stage);
   absl::Status CollectHead(const DecoderModel& model);
-  void AppendActivations(std::span<const float> values, std::vector<uint8_t>* bytes) const;
 
   const Checkpoint& checkpoint_;
   const ModelCalibrationOptions options_;
   ModelConfig config_;        // of the whole model
   ModelConfig layer_config_;  // of a model of one layer
   std::vector<float> rope_table_;
-  std::unique_ptr<Backend> backend_;
+  QuantizerDevice device_;
   std::unique_ptr<ObservedBackend> observed_;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<Activations> activations_;
   std::unique_ptr<BatchInput> batch_;
   int64_t context_ = 0;
   int64_t num_windows_ = 0;
-  int64_t row_bytes_ = 0;
-  std::vector<int32_t> tokens_;     // of the windows
-  std::vector<uint8_t> residual_;   // [tokens, hidden] before layer current_layer_
-  std::vector<uint8_t> attention_;  // [tokens, H * D] of layer current_layer_, empty: not known
+  int64_t element_bytes_ = 0;    // of an activation
+  std::vector<int32_t> tokens_;  // of the windows
+  DeviceBuffer row_indices_;     // 0 .. context - 1
+  DeviceBuffer residual_;        // [tokens, hidden] before layer current_layer_
+  DeviceBuffer attention_;       // [tokens, H * D] of layer current_layer_
+  bool attention_is_known_ = false;
   int32_t current_layer_ = 0;
+  std::unique_ptr<DecoderModel> model_;  // of layer current_layer_; null: not loaded
+  std::set<int32_t> stale_parts_;        // quantized since it was loaded
   std::vector<std::string> layer_names_;
   std::map<std::string, Stage> stages_;
   uint32_t tokens_checksum_ = 0;
-  std::map<std::string, std::vector<float>> quantized_;  // of the current layer
-  Hessian hessian_;
+  std::map<std::string, ReplacedWeight> quantized_;  // of the current layer
   Stage collected_{-1, -1};
 };
 

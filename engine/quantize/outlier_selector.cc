@@ -7,12 +7,15 @@
 #include <cmath>
 #include <limits>
 
+#include "engine/quantize/parallel_for.h"
 #include "kernels/base/check.h"
+#include "kernels/base/math_util.h"
 
 namespace flashquant {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kColumnsPerTask = 4096;
 
 // `length` more records for `column`, each worth `rate`.
 struct Segment {
@@ -39,6 +42,25 @@ void AppendHull(std::span<const float> curve, int32_t column, std::vector<Segmen
         {static_cast<float>(best_rate), column, static_cast<int32_t>(best_end - at)});
     at = best_end;
   }
+}
+
+// Of all columns, in their order.
+std::vector<Segment> Hulls(std::span<const float> curves, size_t length, size_t num_columns,
+                           int num_threads) {
+  const auto count = static_cast<int64_t>(num_columns);
+  std::vector<std::vector<Segment>> parts(static_cast<size_t>(CeilDiv(count, kColumnsPerTask)));
+  ParallelFor(num_threads, count, kColumnsPerTask, [&](int64_t begin, int64_t end) {
+    std::vector<Segment>& part = parts[static_cast<size_t>(begin / kColumnsPerTask)];
+    for (int64_t column = begin; column < end; ++column) {
+      AppendHull(curves.subspan(static_cast<size_t>(column) * length, length),
+                 static_cast<int32_t>(column), &part);
+    }
+  });
+  std::vector<Segment> segments;
+  for (const std::vector<Segment>& part : parts) {
+    segments.insert(segments.end(), part.begin(), part.end());
+  }
+  return segments;
 }
 
 bool ByRate(const Segment& a, const Segment& b) {
@@ -112,13 +134,10 @@ void SlotSplitter::Split(int slots, std::span<int32_t> slots_of_group) const {
 }
 
 std::vector<int32_t> SelectRecords(std::span<const float> curves, int curve_length, int64_t budget,
-                                   double least_benefit) {
+                                   double least_benefit, int num_threads) {
   const size_t length = static_cast<size_t>(curve_length);
   const size_t num_columns = curves.size() / length;
-  std::vector<Segment> segments;
-  for (size_t column = 0; column < num_columns; ++column) {
-    AppendHull(curves.subspan(column * length, length), static_cast<int32_t>(column), &segments);
-  }
+  std::vector<Segment> segments = Hulls(curves, length, num_columns, num_threads);
   // Rates fall along a column's hull, so a stable sort keeps its segments in order even where two
   // rates round to the same float.
   std::stable_sort(segments.begin(), segments.end(), ByRate);

@@ -47,8 +47,8 @@ class SlotSplitter final {
 // curves: [num_columns, curve_length], error of a tile column with 0, 1, ... records (infinite
 // where it cannot have so many). Returns the number of records of each column: at most `budget` in
 // all, each with a benefit above `least_benefit`, chosen by benefit per record. Ties go to the
-// lower column.
+// lower column. The same for any num_threads.
 std::vector<int32_t> SelectRecords(std::span<const float> curves, int curve_length, int64_t budget,
-                                   double least_benefit = 0);
+                                   double least_benefit = 0, int num_threads = 1);
 
 }  // namespace flashquant

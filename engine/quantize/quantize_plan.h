@@ -14,6 +14,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/gptq_reader.h"
 #include "engine/quantize/outlier_selector.h"
+#include "kernels/quantizer_ops.h"
 
 namespace flashquant {
 
@@ -46,6 +47,8 @@ struct QuantizeOptions {
   // the method; the group size is the codes'. The checkpoint that is quantized is either these, or
   // (for outliers) what they were made of. Outlives the run.
   const GptqTensors* imported = nullptr;
+  // Where the heavy steps of layers without calibration run; null: on the CPU. Outlives the run.
+  QuantizerOps* ops = nullptr;
 };
 
 inline constexpr double kMaxThreshold = 100;

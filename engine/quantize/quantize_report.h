@@ -29,6 +29,16 @@ struct LayerReport {
   double relative_output_error() const;
 };
 
+// Where a run's time went, as the thread sees it that quantizes.
+struct QuantizeSeconds {
+  double weights = 0;      // waited for
+  double calibration = 0;  // forward passes and second moments
+  double factors = 0;
+  double layers = 0;   // curves, plans, passes
+  double results = 0;  // handed to the calibration
+  double writing = 0;  // waited for, and what is not a quantized layer
+};
+
 struct QuantizeReport {
   int64_t group_size = 0;
   bool symmetric = false;
@@ -44,6 +54,7 @@ struct QuantizeReport {
   int64_t tensor_bytes = 0;  // of the whole output
   // Layers taken over from a run that was killed; not part of the JSON, which is the same without.
   int64_t resumed_layers = 0;
+  QuantizeSeconds seconds;  // nor is this
 
   // All quantized layers as one; its name is "total".
   LayerReport Total() const;

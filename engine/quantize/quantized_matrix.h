@@ -8,6 +8,7 @@
 #include "engine/quantize/int4_quantizer.h"
 #include "kernels/format/int4_weight.h"
 #include "kernels/format/tile_coo_encoder.h"
+#include "kernels/quantizer_ops.h"
 
 namespace flashquant {
 
@@ -40,10 +41,14 @@ struct MatrixState {
   int64_t groups_per_row() const { return (k + group_size - 1) / group_size; }
 };
 
-// `weight` and `outliers`, "replace" semantics; the sums are the caller's.
-QuantizedMatrix MakeQuantizedMatrix(const MatrixState& state);
+// `weight` and `outliers`, "replace" semantics; the sums are the caller's. Here and below, the same
+// for any num_threads.
+QuantizedMatrix MakeQuantizedMatrix(const MatrixState& state, int num_threads = 1);
+// The same of `rows` that solve `problem`.
+QuantizedMatrix MakeQuantizedMatrix(const RowsProblem& problem, const SolvedRows& rows,
+                                    int num_threads);
 
 // The matrix [n, k] that dense part and outliers stand for.
-std::vector<float> Dequantize(const QuantizedMatrix& matrix);
+std::vector<float> Dequantize(const QuantizedMatrix& matrix, int num_threads = 1);
 
 }  // namespace flashquant

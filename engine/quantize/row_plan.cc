@@ -35,8 +35,8 @@ class ScoreSelector final {
     ParallelFor(options_.num_threads, n_, kRowsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) RowCurves(scores, row);
     });
-    const std::vector<int32_t> records =
-        SelectRecords(curves_, curve_length_, budget, least_benefit * kSlotsPerRecord);
+    const std::vector<int32_t> records = SelectRecords(
+        curves_, curve_length_, budget, least_benefit * kSlotsPerRecord, options_.num_threads);
     std::vector<uint8_t> mask(scores.size(), 0);
     ParallelFor(options_.num_threads, n_, kRowsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) MaskRow(scores, row, records, &mask);

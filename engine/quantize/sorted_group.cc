@@ -13,9 +13,8 @@ namespace {
 constexpr size_t kLanes = 16;
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
 typedef float UnalignedVector __attribute__((vector_size(4 * kLanes), aligned(4)));
-constexpr float kRoundMagic = 12582912.0f;  // as in int4_quantizer.cc
-// A little above the square of half a step, for rounding.
-constexpr float kInsideLimit = 0.2501f;
+using group_search::kInsideLimit;
+using group_search::kRoundMagic;
 
 // Keys that sort as the floats do.
 uint32_t SortableBits(float value) {
@@ -82,10 +81,9 @@ void SortedGroup::Load(std::span<const float> weights, std::span<const float> im
   weighted_ = !importance.empty();
   float total = 0;
   for (const float factor : importance) total += factor;
-  // Errors of even spread reach three times their mean; uneven importance puts the largest on top.
-  constexpr float kMostPeak = 10;
   const float share = static_cast<float>(count_) / std::max(total, 1e-3f);
-  peak_ = importance.empty() ? 3.0f : std::min(3.0f * share, kMostPeak);
+  peak_ = importance.empty() ? group_search::kEvenPeak
+                             : std::min(group_search::kEvenPeak * share, group_search::kMostPeak);
   keys_.resize(count_);
   for (size_t i = 0; i < count_; ++i) {
     keys_[i] = static_cast<uint64_t>(SortableBits(weights[i])) << 32 | i;

@@ -29,6 +29,9 @@ class CudaBackend final : public Backend {
                                                              std::vector<TunedPlan> plans = {});
   ~CudaBackend() override;
 
+  // All ops are queued on it.
+  cudaStream_t stream() const { return stream_; }
+
   BackendInfo info() const override;
   absl::StatusOr<DeviceBuffer> Allocate(int64_t num_bytes) override;
   absl::Status CopyToDevice(void* device, const void* host, int64_t num_bytes) override;

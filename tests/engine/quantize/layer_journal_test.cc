@@ -13,6 +13,7 @@
 #include <map>
 
 #include "engine/quantize/checkpoint_quantizer.h"
+#include "engine/quantize/cpu_quantizer_ops.h"
 #include "engine/quantize/matrix_quantizer.h"
 #include "engine/quantize/model_calibration.h"
 #include "gtest/gtest.h"
@@ -47,7 +48,8 @@ std::vector<int32_t> SomeTokens() {
 
 // GPTQ with outliers of a tiny model; killed after `layers_before_kill` layers when that is >= 0.
 absl::StatusOr<QuantizeReport> QuantizeTiny(const std::string& output, int layers_before_kill,
-                                            int num_threads = 1, double density = 0.02) {
+                                            int num_threads = 1, double density = 0.02,
+                                            QuantizerOps* ops = nullptr) {
   FQ_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                       OpenCheckpoint(TestDataPath("tiny_models/qwen3")));
   ModelCalibrationOptions calibration_options;
@@ -61,6 +63,7 @@ absl::StatusOr<QuantizeReport> QuantizeTiny(const std::string& output, int layer
   options.group_size = 64;
   options.density = density;
   options.num_threads = num_threads;
+  options.ops = ops;
   int num_layers = 0;
   const QuantizeProgress progress = [&](int64_t, int64_t, const std::string& tensor) {
     if (tensor.find("layers.") == std::string::npos) return;
@@ -115,6 +118,22 @@ TEST(LayerJournalTest, OtherOptionsStartAfresh) {
   EXPECT_EQ(report->resumed_layers, 0);
   FQ_ASSERT_OK(QuantizeTiny(dir / "whole", -1, 1, 0.05));
   EXPECT_EQ(Contents(dir / "out"), Contents(dir / "whole"));
+}
+
+// As the quantizer on a GPU would be, whose results differ in rounding.
+class OtherDevice final : public CpuQuantizerOps {
+ public:
+  OtherDevice() : CpuQuantizerOps(1) {}
+  std::string name() const override { return "other"; }
+};
+
+TEST(LayerJournalTest, LayersOfAnotherDeviceAreNotTakenOver) {
+  const WorkDir dir;
+  RunAndKill(dir / "out", 5);
+  OtherDevice device;
+  const auto report = QuantizeTiny(dir / "out", -1, 1, 0.02, &device);
+  FQ_ASSERT_OK(report);
+  EXPECT_EQ(report->resumed_layers, 0);
 }
 
 TEST(LayerJournalTest, DamagedFilesAreMadeAgain) {
