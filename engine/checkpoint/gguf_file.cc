@@ -88,4 +88,8 @@ absl::StatusOr<const std::vector<int64_t>*> GgufFile::GetInts(std::string_view k
   return Get<std::vector<int64_t>>(key, "an array of integers");
 }
 
+absl::StatusOr<const std::vector<double>*> GgufFile::GetDoubles(std::string_view key) const {
+  return Get<std::vector<double>>(key, "an array of numbers");
+}
+
 }  // namespace flashquant

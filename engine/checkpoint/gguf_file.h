@@ -38,6 +38,7 @@ class GgufFile final {
   absl::StatusOr<std::string> GetStringOr(std::string_view key, std::string_view fallback) const;
   absl::StatusOr<const std::vector<std::string>*> GetStrings(std::string_view key) const;
   absl::StatusOr<const std::vector<int64_t>*> GetInts(std::string_view key) const;
+  absl::StatusOr<const std::vector<double>*> GetDoubles(std::string_view key) const;
   absl::Status Error(std::string_view key, std::string_view what) const;
 
  private:

@@ -228,7 +228,9 @@ absl::Status CopyTokenizerFiles(const std::string& path, CheckpointWriter* write
   if (LooksLikeGguf(path)) {
     FQ_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> gguf, GgufFile::Open(path));
     FQ_ASSIGN_OR_RETURN(const GgufTokenizerFiles files, TokenizerFromGguf(*gguf));
-    FQ_RETURN_IF_ERROR(writer->WriteTextFile("tokenizer.json", files.tokenizer_json));
+    FQ_RETURN_IF_ERROR(files.tokenizer_json.empty()
+                           ? writer->WriteTextFile("tokenizer.model", files.tokenizer_model)
+                           : writer->WriteTextFile("tokenizer.json", files.tokenizer_json));
     return writer->WriteTextFile("tokenizer_config.json", files.tokenizer_config_json);
   }
   for (const std::string_view name :

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/base/split_patterns.h"
+#include "engine/checkpoint/gguf_sentencepiece.h"
 #include "engine/checkpoint/json.h"
 #include "kernels/base/status_macros.h"
 
@@ -62,14 +63,12 @@ std::optional<PreTokenizer> PreTokenizerByName(std::string_view name) {
 struct Vocabulary {
   const std::vector<std::string>* tokens = nullptr;
   const std::vector<int64_t>* types = nullptr;  // as long as tokens
-  const std::vector<std::string>* merges = nullptr;
 };
 
 absl::StatusOr<Vocabulary> ReadVocabulary(const GgufFile& gguf) {
   Vocabulary vocabulary;
   FQ_ASSIGN_OR_RETURN(vocabulary.tokens, gguf.GetStrings("tokenizer.ggml.tokens"));
   FQ_ASSIGN_OR_RETURN(vocabulary.types, gguf.GetInts("tokenizer.ggml.token_type"));
-  FQ_ASSIGN_OR_RETURN(vocabulary.merges, gguf.GetStrings("tokenizer.ggml.merges"));
   if (vocabulary.tokens->empty()) return gguf.Error("tokenizer.ggml.tokens", "empty");
   if (vocabulary.types->size() != vocabulary.tokens->size()) {
     return gguf.Error("tokenizer.ggml.token_type",
@@ -81,7 +80,13 @@ absl::StatusOr<Vocabulary> ReadVocabulary(const GgufFile& gguf) {
     return gguf.Error("tokenizer.ggml.token_type",
                       fmt::format("out of range (limit 1..{}, got {})", kMaxTokenType, type));
   }
-  for (const std::string& merge : *vocabulary.merges) {
+  return vocabulary;
+}
+
+absl::StatusOr<const std::vector<std::string>*> ReadMerges(const GgufFile& gguf) {
+  FQ_ASSIGN_OR_RETURN(const std::vector<std::string>* merges,
+                      gguf.GetStrings("tokenizer.ggml.merges"));
+  for (const std::string& merge : *merges) {
     const size_t space = merge.find(' ');
     if (space == std::string::npos || space == 0 || space + 1 == merge.size() ||
         merge.find(' ', space + 1) != std::string::npos) {
@@ -90,7 +95,7 @@ absl::StatusOr<Vocabulary> ReadVocabulary(const GgufFile& gguf) {
           fmt::format("must be two parts with a space between (got {})", PrintableName(merge)));
     }
   }
-  return vocabulary;
+  return merges;
 }
 
 absl::StatusOr<Json> VocabularyJson(const GgufFile& gguf, const Vocabulary& vocabulary) {
@@ -157,28 +162,12 @@ absl::Status AddSpecialTokens(const GgufFile& gguf, const Vocabulary& vocabulary
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<GgufTokenizerFiles> TokenizerFromGguf(const GgufFile& gguf) {
-  FQ_ASSIGN_OR_RETURN(const std::string model, gguf.GetString("tokenizer.ggml.model"));
-  if (model != "gpt2") {
-    return UnimplementedError("{}: tokenizer: unsupported model '{}' (gpt2 is supported)",
-                              gguf.path(), PrintableName(model));
-  }
-  FQ_ASSIGN_OR_RETURN(const std::string pre_name, gguf.GetString("tokenizer.ggml.pre"));
-  const std::optional<PreTokenizer> pre = PreTokenizerByName(pre_name);
-  if (!pre.has_value()) {
-    return UnimplementedError(
-        "{}: tokenizer: unsupported pre-tokenizer '{}' (gpt-2, default, smollm, llama-bpe are "
-        "supported)",
-        gguf.path(), PrintableName(pre_name));
-  }
-  FQ_ASSIGN_OR_RETURN(const Vocabulary vocabulary, ReadVocabulary(gguf));
-  FQ_ASSIGN_OR_RETURN(Json vocab, VocabularyJson(gguf, vocabulary));
+// tokenizer_config.json. default_add_bos: where the file does not say.
+absl::StatusOr<Json> ConfigJson(const GgufFile& gguf, const Vocabulary& vocabulary,
+                                bool default_add_bos, const char* tokenizer_class) {
   FQ_ASSIGN_OR_RETURN(const bool add_bos,
-                      gguf.GetBoolOr("tokenizer.ggml.add_bos_token", pre->adds_bos));
-
-  Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                      gguf.GetBoolOr("tokenizer.ggml.add_bos_token", default_add_bos));
+  Json config = {{"tokenizer_class", tokenizer_class},
                  {"clean_up_tokenization_spaces", false},
                  {"add_bos_token", add_bos}};
   FQ_RETURN_IF_ERROR(AddSpecialTokens(gguf, vocabulary, &config));
@@ -188,33 +177,78 @@ absl::StatusOr<GgufTokenizerFiles> TokenizerFromGguf(const GgufFile& gguf) {
   if (gguf.Has("tokenizer.chat_template")) {
     FQ_ASSIGN_OR_RETURN(config["chat_template"], gguf.GetString("tokenizer.chat_template"));
   }
+  return config;
+}
 
-  Json tokenizer = {{"version", "1.0"},
-                    {"truncation", nullptr},
-                    {"padding", nullptr},
-                    {"added_tokens", AddedTokensJson(vocabulary)},
-                    {"normalizer", nullptr},
-                    {"pre_tokenizer", pre->json},
-                    {"post_processor", nullptr},
-                    {"decoder", ByteLevel(true, true)},
-                    {"model",
-                     {{"type", "BPE"},
-                      {"dropout", nullptr},
-                      {"unk_token", nullptr},
-                      {"continuing_subword_prefix", nullptr},
-                      {"end_of_word_suffix", nullptr},
-                      {"fuse_unk", false},
-                      {"byte_fallback", false},
-                      {"ignore_merges", pre->ignore_merges},
-                      {"vocab", std::move(vocab)},
-                      {"merges", *vocabulary.merges}}}};
-  if (add_bos) {
+absl::StatusOr<Json> ByteLevelJson(const GgufFile& gguf, const Vocabulary& vocabulary,
+                                   const PreTokenizer& pre) {
+  FQ_ASSIGN_OR_RETURN(Json vocab, VocabularyJson(gguf, vocabulary));
+  FQ_ASSIGN_OR_RETURN(const std::vector<std::string>* merges, ReadMerges(gguf));
+  return Json{{"version", "1.0"},
+              {"truncation", nullptr},
+              {"padding", nullptr},
+              {"added_tokens", AddedTokensJson(vocabulary)},
+              {"normalizer", nullptr},
+              {"pre_tokenizer", pre.json},
+              {"post_processor", nullptr},
+              {"decoder", ByteLevel(true, true)},
+              {"model",
+               {{"type", "BPE"},
+                {"dropout", nullptr},
+                {"unk_token", nullptr},
+                {"continuing_subword_prefix", nullptr},
+                {"end_of_word_suffix", nullptr},
+                {"fuse_unk", false},
+                {"byte_fallback", false},
+                {"ignore_merges", pre.ignore_merges},
+                {"vocab", std::move(vocab)},
+                {"merges", *merges}}}};
+}
+
+absl::StatusOr<GgufTokenizerFiles> ByteLevelFiles(const GgufFile& gguf) {
+  FQ_ASSIGN_OR_RETURN(const std::string pre_name, gguf.GetString("tokenizer.ggml.pre"));
+  const std::optional<PreTokenizer> pre = PreTokenizerByName(pre_name);
+  if (!pre.has_value()) {
+    return UnimplementedError(
+        "{}: tokenizer: unsupported pre-tokenizer '{}' (gpt-2, default, smollm, llama-bpe are "
+        "supported)",
+        gguf.path(), PrintableName(pre_name));
+  }
+  FQ_ASSIGN_OR_RETURN(const Vocabulary vocabulary, ReadVocabulary(gguf));
+  FQ_ASSIGN_OR_RETURN(Json tokenizer, ByteLevelJson(gguf, vocabulary, *pre));
+  FQ_ASSIGN_OR_RETURN(const Json config,
+                      ConfigJson(gguf, vocabulary, pre->adds_bos, "PreTrainedTokenizerFast"));
+  if (config["add_bos_token"].get<bool>()) {
     FQ_ASSIGN_OR_RETURN(const int64_t bos_id,
                         gguf.GetInt("tokenizer.ggml.bos_token_id", 0,
                                     static_cast<int64_t>(vocabulary.tokens->size()) - 1));
     tokenizer["post_processor"] = BosTemplate(config["bos_token"].get<std::string>(), bos_id);
   }
-  return GgufTokenizerFiles{DumpJson(tokenizer, 1) + "\n", DumpJson(config) + "\n"};
+  GgufTokenizerFiles files;
+  files.tokenizer_json = DumpJson(tokenizer, 1) + "\n";
+  files.tokenizer_config_json = DumpJson(config) + "\n";
+  return files;
+}
+
+absl::StatusOr<GgufTokenizerFiles> SentencepieceFiles(const GgufFile& gguf) {
+  FQ_ASSIGN_OR_RETURN(const Vocabulary vocabulary, ReadVocabulary(gguf));
+  GgufTokenizerFiles files;
+  FQ_ASSIGN_OR_RETURN(files.tokenizer_model,
+                      SentencepieceFromGguf(gguf, *vocabulary.tokens, *vocabulary.types));
+  FQ_ASSIGN_OR_RETURN(const Json config,
+                      ConfigJson(gguf, vocabulary, /*default_add_bos=*/true, "LlamaTokenizer"));
+  files.tokenizer_config_json = DumpJson(config) + "\n";
+  return files;
+}
+
+}  // namespace
+
+absl::StatusOr<GgufTokenizerFiles> TokenizerFromGguf(const GgufFile& gguf) {
+  FQ_ASSIGN_OR_RETURN(const std::string model, gguf.GetString("tokenizer.ggml.model"));
+  if (model == "gpt2") return ByteLevelFiles(gguf);
+  if (model == "llama") return SentencepieceFiles(gguf);
+  return UnimplementedError("{}: tokenizer: unsupported model '{}' (gpt2 and llama are supported)",
+                            gguf.path(), PrintableName(model));
 }
 
 }  // namespace flashquant

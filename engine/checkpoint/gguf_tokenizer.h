@@ -1,4 +1,5 @@
-// tokenizer.json and tokenizer_config.json from the metadata of a GGUF file (byte-level BPE only).
+// The files of a tokenizer from the metadata of a GGUF file: byte-level BPE becomes a
+// tokenizer.json, SentencePiece's BPE a tokenizer.model (gguf_sentencepiece.h).
 //
 // Which pre-tokenizer a name stands for is a fixed list; an unknown name is refused, because a
 // near miss would change every token id after it.
@@ -12,7 +13,8 @@
 namespace flashquant {
 
 struct GgufTokenizerFiles {
-  std::string tokenizer_json;
+  std::string tokenizer_json;  // one of the two; the other is empty
+  std::string tokenizer_model;
   std::string tokenizer_config_json;  // special tokens, add_bos_token, chat_template
 };
 

@@ -17,7 +17,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> TokenizerOf(const std::string& path) 
   FQ_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> gguf, GgufFile::Open(path));
   FQ_ASSIGN_OR_RETURN(GgufTokenizerFiles files, TokenizerFromGguf(*gguf));
   TokenizerFiles texts;
-  texts.tokenizer_json = std::move(files.tokenizer_json);
+  if (!files.tokenizer_json.empty()) texts.tokenizer_json = std::move(files.tokenizer_json);
+  if (!files.tokenizer_model.empty()) texts.tokenizer_model = std::move(files.tokenizer_model);
   texts.tokenizer_config = std::move(files.tokenizer_config_json);
   return MakeTokenizer(texts);
 }

@@ -47,6 +47,11 @@ class GgufBuilder {
     for (const int32_t value : values) bytes += LittleEndian(static_cast<uint32_t>(value), 4);
     return AddRaw(key, 9, bytes);
   }
+  GgufBuilder& AddFloats(std::string_view key, const std::vector<float>& values) {
+    std::string bytes = LittleEndian(6, 4) + LittleEndian(values.size(), 8);
+    for (const float value : values) bytes += LittleEndian(std::bit_cast<uint32_t>(value), 4);
+    return AddRaw(key, 9, bytes);
+  }
 
   // `dims` in GGUF's order, fastest first. The offset is the next one.
   GgufBuilder& AddTensor(std::string_view name, const std::vector<uint64_t>& dims, uint32_t type,

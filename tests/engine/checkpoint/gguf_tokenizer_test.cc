@@ -1,9 +1,13 @@
-// tokenizer.json and tokenizer_config.json made from GGUF metadata.
+// The files of a tokenizer made from GGUF metadata.
 #include "engine/checkpoint/gguf_tokenizer.h"
 
 #include <filesystem>
+#include <fstream>
+#include <limits>
 
 #include "engine/checkpoint/gguf_reader.h"
+#include "engine/tokenizer/sentencepiece_file.h"
+#include "engine/tokenizer/tokenizer_loader.h"
 #include "nlohmann/json.hpp"
 #include "tests/engine/checkpoint/gguf_builder.h"
 #include "tests/support/status_matchers.h"
@@ -119,8 +123,134 @@ TEST_F(GgufTokenizerTest, UnknownKindsAreRefusedByName) {
   metadata.pre = "deepseek-v3";
   EXPECT_THAT(Make(metadata), IsUnimplemented("unsupported pre-tokenizer 'deepseek-v3'"));
   metadata = Metadata();
-  metadata.model = "llama";
-  EXPECT_THAT(Make(metadata), IsUnimplemented("unsupported model 'llama'"));
+  metadata.model = "bert";
+  EXPECT_THAT(Make(metadata), IsUnimplemented("unsupported model 'bert'"));
+}
+
+// A GGUF file with the vocabulary of a tokenizer.model.
+GgufBuilder WithPieces(const SentencepieceFile& file, const std::vector<float>& scores) {
+  std::vector<std::string> tokens;
+  std::vector<int32_t> types;
+  for (const SentencepiecePiece& piece : file.pieces) {
+    using Kind = SentencepiecePiece::Kind;
+    tokens.push_back(piece.content);
+    types.push_back(piece.kind == Kind::kNormal        ? 1
+                    : piece.kind == Kind::kUnknown     ? 2
+                    : piece.kind == Kind::kControl     ? 3
+                    : piece.kind == Kind::kUserDefined ? 4
+                                                       : 6);
+  }
+  GgufBuilder gguf;
+  gguf.AddString("tokenizer.ggml.model", "llama")
+      .AddStrings("tokenizer.ggml.tokens", tokens)
+      .AddInts("tokenizer.ggml.token_type", types)
+      .AddFloats("tokenizer.ggml.scores", scores)
+      .AddInt("tokenizer.ggml.bos_token_id", 1)
+      .AddInt("tokenizer.ggml.eos_token_id", 2)
+      .AddInt("tokenizer.ggml.unknown_token_id", 0);
+  return gguf;
+}
+
+std::vector<float> ScoresOf(const SentencepieceFile& file) {
+  std::vector<float> scores;
+  for (const SentencepiecePiece& piece : file.pieces) scores.push_back(piece.score);
+  return scores;
+}
+
+absl::StatusOr<SentencepieceFile> ReadModel(const std::string& name) {
+  return ParseSentencepieceFile(ReadAll("tests/data/sentencepiece/" + name + ".model"));
+}
+
+TEST_F(GgufTokenizerTest, SentencepieceVocabularyGivesTheIdsOfItsOwnFile) {
+  const auto original = ReadModel("trimmed");
+  FQ_ASSERT_OK(original);
+  const auto files = Make(WithPieces(*original, ScoresOf(*original))
+                              .AddBool("tokenizer.ggml.remove_extra_whitespaces", true)
+                              .AddString("tokenizer.chat_template", "{{ x }}"));
+  FQ_ASSERT_OK(files);
+  EXPECT_EQ(files->tokenizer_json, "");
+  TokenizerFiles texts;
+  texts.tokenizer_model = files->tokenizer_model;
+  texts.tokenizer_config = files->tokenizer_config_json;
+  const auto tokenizer = MakeTokenizer(texts);
+  FQ_ASSERT_OK(tokenizer);
+  EXPECT_EQ((*tokenizer)->prompt_bos(), 1);
+  EXPECT_EQ((*tokenizer)->eos(), 2);
+  EXPECT_EQ(Json::parse(files->tokenizer_config_json)["chat_template"], "{{ x }}");
+  std::ifstream lines("tests/data/sentencepiece/expected.jsonl");
+  int num_texts = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const Json entry = Json::parse(line);
+    if (entry["model"] != "trimmed") continue;
+    ++num_texts;
+    EXPECT_EQ((*tokenizer)->Encode(entry["text"].get<std::string>(), SpecialText::kPlain),
+              entry["ids"].get<std::vector<int32_t>>())
+        << entry["text"];
+  }
+  EXPECT_GT(num_texts, 50);
+}
+
+TEST_F(GgufTokenizerTest, SentencepieceOptionsHaveTheDefaultsOfGguf) {
+  const auto original = ReadModel("ties");
+  FQ_ASSERT_OK(original);
+  const auto parsed = [&](const GgufBuilder& gguf) {
+    const auto files = Make(gguf);
+    EXPECT_THAT(files, IsOk());
+    return ParseSentencepieceFile(files.ok() ? files->tokenizer_model : "");
+  };
+  const auto plain = parsed(WithPieces(*original, ScoresOf(*original)));
+  FQ_ASSERT_OK(plain);
+  EXPECT_FALSE(plain->byte_fallback);
+  EXPECT_TRUE(plain->add_dummy_prefix);
+  EXPECT_FALSE(plain->remove_extra_whitespaces);
+  const auto without = parsed(
+      WithPieces(*original, ScoresOf(*original)).AddBool("tokenizer.ggml.add_space_prefix", false));
+  FQ_ASSERT_OK(without);
+  EXPECT_FALSE(without->add_dummy_prefix);
+}
+
+// Files are padded with unused pieces; no text may become one.
+TEST_F(GgufTokenizerTest, UnusedPiecesBecomeControlPieces) {
+  const auto files = Make(GgufBuilder()
+                              .AddString("tokenizer.ggml.model", "llama")
+                              .AddStrings("tokenizer.ggml.tokens", {"<unk>", "a", "[PAD2]"})
+                              .AddInts("tokenizer.ggml.token_type", {2, 1, 5})
+                              .AddFloats("tokenizer.ggml.scores", {0, -1, 0})
+                              .AddBool("tokenizer.ggml.add_bos_token", false));
+  FQ_ASSERT_OK(files);
+  const auto parsed = ParseSentencepieceFile(files->tokenizer_model);
+  FQ_ASSERT_OK(parsed);
+  EXPECT_EQ(parsed->pieces[2].kind, SentencepiecePiece::Kind::kControl);
+}
+
+TEST_F(GgufTokenizerTest, SentencepieceScoresMustBeThereForEachTokenAndFinite) {
+  const auto original = ReadModel("ties");
+  FQ_ASSERT_OK(original);
+  std::vector<float> scores = ScoresOf(*original);
+  scores.back() = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(Make(WithPieces(*original, scores)), IsDataLoss("scores: must be finite numbers"));
+  scores.back() = std::numeric_limits<float>::infinity();
+  EXPECT_THAT(Make(WithPieces(*original, scores)), IsDataLoss("scores: must be finite numbers"));
+  scores.pop_back();
+  EXPECT_THAT(Make(WithPieces(*original, scores)), IsDataLoss("must have one value per token"));
+  EXPECT_THAT(Make(GgufBuilder()
+                       .AddString("tokenizer.ggml.model", "llama")
+                       .AddStrings("tokenizer.ggml.tokens", {"<unk>"})
+                       .AddInts("tokenizer.ggml.token_type", {2})),
+              IsDataLoss("tokenizer.ggml.scores: missing"));
+}
+
+TEST_F(GgufTokenizerTest, SentencepieceFilesAreTakenAlongUnderTheirNames) {
+  const auto original = ReadModel("ties");
+  FQ_ASSERT_OK(original);
+  const std::string path = dir_.Write("m.gguf", WithPieces(*original, ScoresOf(*original)).Build());
+  auto writer = CheckpointWriter::Create(dir_.File("out"));
+  FQ_ASSERT_OK(writer);
+  FQ_ASSERT_OK(CopyTokenizerFiles(path, writer->get()));
+  const std::string folder = (*writer)->partial_dir();
+  FQ_EXPECT_OK(ParseSentencepieceFile(ReadAll(folder + "/tokenizer.model")));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/tokenizer_config.json"));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/tokenizer.json"));
 }
 
 // M23
