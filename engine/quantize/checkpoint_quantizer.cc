@@ -79,8 +79,11 @@ class CheckpointQuantizer final {
     for (size_t i = 0; i < plan_.tensors.size(); ++i) {
       const PlannedTensor& planned = plan_.tensors[i];
       if (planned.action == TensorAction::kInt4) {
-        const absl::Status status = WriteInt4(i);
-        if (!status.ok()) return Annotate(status, planned.source);
+        absl::StatusOr<std::unique_ptr<FinishedLayer>> layer = MakeLayer(i);
+        if (!layer.ok()) return Annotate(layer.status(), planned.source);
+        FQ_RETURN_IF_ERROR(FinishWriting());
+        finished_ = *std::move(layer);
+        writing_.Start([this] { return WriteLayer(finished_.get()); });
         continue;
       }
       FQ_RETURN_IF_ERROR(FinishWriting());
@@ -169,7 +172,7 @@ class CheckpointQuantizer final {
   absl::Status WriteTensor(const PlannedTensor& planned, const TensorInfo& source) {
     switch (planned.action) {
       case TensorAction::kInt4:
-        break;  // WriteInt4
+        break;  // MakeLayer, WriteLayer
       case TensorAction::kInt8:
         return WriteInt8(tensors_, source, planned, options_.num_threads, writer_);
       case TensorAction::kBFloat16:
@@ -205,8 +208,7 @@ class CheckpointQuantizer final {
     return weights;
   }
 
-  // One layer is written while the next is quantized.
-  absl::Status WriteInt4(size_t index) {
+  absl::StatusOr<std::unique_ptr<FinishedLayer>> MakeLayer(size_t index) {
     const PlannedTensor& planned = plan_.tensors[index];
     auto layer = std::make_unique<FinishedLayer>();
     layer->planned = &planned;
@@ -226,18 +228,15 @@ class CheckpointQuantizer final {
     if (weight.n_padded != planned.n || weight.k_padded != planned.k) {
       config_.true_shapes[planned.name] = {planned.n, planned.k};
     }
-    FQ_RETURN_IF_ERROR(FinishWriting());
-    finished_ = std::move(layer);
-    writing_.Start([this] { return WriteLayer(finished_.get()); });
-    return absl::OkStatus();
+    return layer;
   }
 
-  // In the background; nothing else uses the writer meanwhile.
+  // In the background, while the next layer is quantized; nothing else uses the writer meanwhile.
   absl::Status WriteLayer(FinishedLayer* layer) {
     const PlannedTensor& planned = *layer->planned;
     const QuantizedMatrix& matrix = layer->matrix;
     if (layer->is_new) journal_.Store(planned.name, layer->weights, matrix);
-    layer->weights = {};
+    layer->weights = std::vector<float>();
     const int64_t bytes_before = writer_->tensor_bytes();
     int64_t stored_slots = 0;
     if (matrix.outliers.empty()) {

@@ -2,8 +2,6 @@
 // or a GGUF file.
 //
 // Flags, progress and the printed report; the work is engine/quantize.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -17,19 +15,24 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "engine/checkpoint/file_reader.h"
 #include "engine/checkpoint/gguf_reader.h"
 #include "engine/checkpoint/gptq_reader.h"
 #include "engine/checkpoint/json.h"
 #include "engine/model/memory_plan.h"
+#include "engine/model/model_config.h"
 #include "engine/quantize/checkpoint_quantizer.h"
 #include "engine/quantize/matrix_quantizer.h"
 #include "engine/quantize/model_calibration.h"
 #include "engine/quantize/parallel_for.h"
+#include "engine/quantize/quantizer_device.h"
 #include "engine/quantize/random_checkpoint.h"
+#include "engine/quantize/random_layer.h"
 #include "engine/tools/commands.h"
 #include "engine/tools/imported_model.h"
+#include "engine/tools/progress_printer.h"
 #include "engine/tools/run_tool.h"
 #include "kernels/base/status_macros.h"
 
@@ -38,6 +41,7 @@ namespace {
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 constexpr double kDefaultDensity = 0.01;
+constexpr int64_t kMaxRandomTokens = int64_t{1} << 24;
 
 struct QuantizeFlags {
   std::string input;
@@ -58,6 +62,7 @@ struct QuantizeFlags {
   std::string embedding = "bf16";
   std::string lm_head = "auto";
   std::string method = "auto";
+  std::string backend = "auto";
   std::string outliers = "rescale";
   std::string json;
   int threads = 0;
@@ -66,60 +71,22 @@ struct QuantizeFlags {
   bool quiet = false;
 };
 
-std::string TimeText(double seconds) {
-  const int64_t whole = static_cast<int64_t>(seconds + 0.5);
-  if (whole < 60) return fmt::format("{} s", whole);
-  if (whole < 3600) return fmt::format("{}:{:02} min", whole / 60, whole % 60);
-  return fmt::format("{}:{:02} h", whole / 3600, whole % 3600 / 60);
+// Seconds of the main thread: what runs beside it shows only where it was waited for.
+std::string StageText(const QuantizeSeconds& seconds) {
+  return fmt::format(
+      "weights {:.1f}, calibration {:.1f}, factors {:.1f}, layers {:.1f}, results to the model "
+      "{:.1f}, writing {:.1f}",
+      seconds.weights, seconds.calibration, seconds.factors, seconds.layers, seconds.results,
+      seconds.writing);
 }
 
-// A bar that is redrawn on a terminal; else a line for every tenth.
-class ProgressPrinter final {
- public:
-  explicit ProgressPrinter(bool quiet)
-      : quiet_(quiet),
-        terminal_(isatty(STDERR_FILENO) != 0),
-        start_(std::chrono::steady_clock::now()) {}
-
-  // A message that follows begins on a line of its own.
-  ~ProgressPrinter() {
-    if (bar_open_) fmt::print(stderr, "\n");
-  }
-  ProgressPrinter(const ProgressPrinter&) = delete;
-  ProgressPrinter& operator=(const ProgressPrinter&) = delete;
-
-  void Show(int64_t done, int64_t total, const std::string& tensor) {
-    if (quiet_ || total == 0) return;
-    const double share = static_cast<double>(done) / static_cast<double>(total);
-    const double elapsed =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    std::string time = "";
-    if (done > 0 && done < total) time = TimeText(elapsed * (1 / share - 1)) + " left";
-    if (done == total) time = TimeText(elapsed);
-    if (terminal_) {
-      constexpr int kWidth = 30;
-      const int filled = static_cast<int>(share * kWidth);
-      fmt::print(stderr, "\r[{:=<{}}{:<{}}] {:3.0f}%  {:<14} {:<44.44}", "", filled, "",
-                 kWidth - filled, 100 * share, time, tensor);
-      bar_open_ = done != total;
-      if (!bar_open_) fmt::print(stderr, "\n");
-    } else if (static_cast<int>(share * 10) > tenths_) {
-      tenths_ = static_cast<int>(share * 10);
-      fmt::print(stderr, "quantized {:.0f}% of the weights, {}\n", 100 * share, time);
-    }
-    std::fflush(stderr);
-  }
-
- private:
-  const bool quiet_;
-  const bool terminal_;
-  const std::chrono::steady_clock::time_point start_;
-  int tenths_ = 0;
-  bool bar_open_ = false;
-};
-
 // Flags that contradict each other.
-absl::Status CheckFlags(const QuantizeFlags& flags) {
+absl::Status CheckFlags(const CLI::App& command, const QuantizeFlags& flags) {
+  for (const char* name : {"--calibration-tokens", "--calibration-skip", "--calibration-context"}) {
+    if (command.count(name) > 0 && flags.calibration.empty() && !flags.random_weights.has_value()) {
+      return InvalidArgumentError("{} requires --calibration", name);
+    }
+  }
   if (flags.density.has_value() && flags.threshold > 0) {
     return InvalidArgumentError("--threshold: not together with --density");
   }
@@ -132,11 +99,15 @@ absl::Status CheckFlags(const QuantizeFlags& flags) {
   if (!flags.target_size.empty() && flags.outliers != "rescale") {
     return InvalidArgumentError("--target-size: only with --outliers rescale");
   }
-  if (flags.random_weights.has_value() &&
-      ((flags.method != "rtn" && flags.method != "auto") || flags.threshold > 0 ||
-       flags.overwrite || !flags.json.empty())) {
+  const bool is_calibrated = flags.method == "gptq" || flags.method == "spqr";
+  if (flags.random_weights.has_value() && !is_calibrated &&
+      (flags.threshold > 0 || flags.overwrite || !flags.json.empty())) {
     return InvalidArgumentError(
-        "--random-weights: not with --method, --threshold, --overwrite or --json");
+        "--random-weights: without --method gptq or spqr not with --threshold, --overwrite or "
+        "--json");
+  }
+  if (flags.random_weights.has_value() && !flags.calibration.empty()) {
+    return InvalidArgumentError("--random-weights: not with --calibration, its text is random too");
   }
   if (flags.method == "gptq" && (flags.density.value_or(0) > 0 || flags.threshold > 0)) {
     return InvalidArgumentError("--method gptq: has no outliers, --method spqr has");
@@ -144,7 +115,7 @@ absl::Status CheckFlags(const QuantizeFlags& flags) {
   if (flags.method == "spqr" && flags.density.value_or(1) == 0) {
     return InvalidArgumentError("--method spqr: needs outliers (--density above 0)");
   }
-  if ((flags.method == "gptq" || flags.method == "spqr") && flags.calibration.empty()) {
+  if (is_calibrated && flags.calibration.empty() && !flags.random_weights.has_value()) {
     return InvalidArgumentError("--method {}: needs --calibration", flags.method);
   }
   if (!flags.original.empty() && flags.method != "auto") {
@@ -154,21 +125,33 @@ absl::Status CheckFlags(const QuantizeFlags& flags) {
 }
 
 // Null without --calibration.
-absl::StatusOr<std::unique_ptr<Calibration>> CalibrationFrom(const QuantizeFlags& flags,
-                                                             const Checkpoint& checkpoint) {
-  if (flags.calibration.empty()) return std::unique_ptr<Calibration>();
-  FQ_ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.calibration, kMaxTextBytes));
-  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, TokenizerOf(checkpoint.path));
-  const std::vector<int32_t> tokens = tokenizer->Encode(text, SpecialText::kPlain);
+absl::StatusOr<std::unique_ptr<ModelCalibration>> CalibrationFrom(const QuantizeFlags& flags,
+                                                                  const Checkpoint& checkpoint) {
   ModelCalibrationOptions options;
-  options.text_path = flags.calibration;
   options.num_tokens = flags.calibration_tokens;
   options.first_token = flags.calibration_skip;
   options.context = flags.calibration_context;
+  options.backend = flags.backend;
   options.num_threads = flags.threads == 0 ? AvailableThreads() : flags.threads;
-  FQ_ASSIGN_OR_RETURN(std::unique_ptr<ModelCalibration> calibration,
-                      ModelCalibration::Create(checkpoint, tokens, options));
-  return calibration;
+  std::vector<int32_t> tokens;
+  if (flags.random_weights.has_value()) {
+    options.text_path = "random text";
+    FQ_ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(checkpoint));
+    const int64_t count = options.first_token + std::max<int64_t>(options.num_tokens, 1);
+    for (int64_t i = 0; i < std::min(count, kMaxRandomTokens); ++i) {
+      tokens.push_back(
+          static_cast<int32_t>(RandomWord(*flags.random_weights, static_cast<uint64_t>(i)) %
+                               static_cast<uint64_t>(config.vocab_size)));
+    }
+  } else if (!flags.calibration.empty()) {
+    options.text_path = flags.calibration;
+    FQ_ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.calibration, kMaxTextBytes));
+    FQ_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, TokenizerOf(checkpoint.path));
+    tokens = tokenizer->Encode(text, SpecialText::kPlain);
+  } else {
+    return std::unique_ptr<ModelCalibration>();
+  }
+  return ModelCalibration::Create(checkpoint, tokens, options);
 }
 
 QuantizeOptions OptionsFrom(const QuantizeFlags& flags) {
@@ -242,14 +225,24 @@ absl::Status RunRandomWeights(const QuantizeFlags& flags) {
   return absl::OkStatus();
 }
 
-absl::Status RunQuantize(const QuantizeFlags& flags) {
-  FQ_RETURN_IF_ERROR(CheckFlags(flags));
-  if (flags.random_weights.has_value()) return RunRandomWeights(flags);
+// What is to be quantized: the input, or random weights in BF16.
+absl::StatusOr<Checkpoint> InputFrom(const QuantizeFlags& flags) {
+  if (!flags.random_weights.has_value()) return CheckpointFromPath(flags.input);
+  return MakeRandomCheckpoint(
+      flags.input, {.seed = *flags.random_weights, .int4 = false, .quantize = OptionsFrom(flags)});
+}
+
+absl::Status RunQuantize(const CLI::App& command, const QuantizeFlags& flags) {
+  FQ_RETURN_IF_ERROR(CheckFlags(command, flags));
+  if (flags.random_weights.has_value() && flags.method != "gptq" && flags.method != "spqr") {
+    return RunRandomWeights(flags);
+  }
+  const auto start = std::chrono::steady_clock::now();
   QuantizeOptions options = OptionsFrom(flags);
   if (!flags.target_size.empty()) {
     FQ_ASSIGN_OR_RETURN(options.target_bytes, ParseMemorySize(flags.target_size));
   }
-  FQ_ASSIGN_OR_RETURN(const Checkpoint input, CheckpointFromPath(flags.input));
+  FQ_ASSIGN_OR_RETURN(const Checkpoint input, InputFrom(flags));
   const GptqTensors* const codes = flags.method == "auto" ? AsGptq(*input.tensors) : nullptr;
   if (codes != nullptr) FQ_RETURN_IF_ERROR(UseCodes(*codes, flags, &options));
   Checkpoint original;
@@ -260,8 +253,13 @@ absl::Status RunQuantize(const QuantizeFlags& flags) {
     FQ_ASSIGN_OR_RETURN(original, CheckpointFromPath(flags.original));
   }
   const Checkpoint& checkpoint = flags.original.empty() ? input : original;
-  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<Calibration> calibration,
+  FQ_ASSIGN_OR_RETURN(const std::unique_ptr<ModelCalibration> calibration,
                       CalibrationFrom(flags, checkpoint));
+  QuantizerDevice device;
+  if (calibration == nullptr) {
+    FQ_ASSIGN_OR_RETURN(device, OpenQuantizerDevice(flags.backend, options.num_threads));
+  }
+  options.ops = calibration != nullptr ? calibration->ops() : device.ops.get();
   ProgressPrinter printer(flags.quiet);
   FQ_ASSIGN_OR_RETURN(const QuantizeReport report,
                       QuantizeCheckpoint(
@@ -279,6 +277,12 @@ absl::Status RunQuantize(const QuantizeFlags& flags) {
   fmt::print("{}: {} quantized layers, group size {}, stored density {:.3f}%, tensors {:.2f} MB\n",
              flags.output, report.layers.size(), report.group_size, 100 * total.stored_density(),
              static_cast<double>(report.tensor_bytes) / 1e6);
+  if (!flags.quiet) {
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    fmt::print("{}: {:.1f} s on {}: {}\n", flags.output, seconds, options.ops->name(),
+               StageText(report.seconds));
+  }
   if (!flags.json.empty()) FQ_RETURN_IF_ERROR(WriteReport(flags.json, report));
   return absl::OkStatus();
 }
@@ -291,26 +295,22 @@ void AddMethodFlags(CLI::App* command, QuantizeFlags* flags) {
           "same with outliers; auto: rtn, or the codes of a GPTQ checkpoint as they are")
       ->check(CLI::IsMember({"auto", "rtn", "gptq", "spqr"}))
       ->capture_default_str();
-  CLI::Option* const calibration = command->add_option(
-      "--calibration", flags->calibration,
-      "text file for gptq and spqr; with rtn it adds output errors to the report");
+  command->add_option("--calibration", flags->calibration,
+                      "text file for gptq and spqr; with rtn it adds output errors to the report");
   command
       ->add_option("--calibration-tokens", flags->calibration_tokens,
                    "most tokens to use, 0 = the whole text")
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))
-      ->needs(calibration)
       ->capture_default_str();
   command
       ->add_option("--calibration-skip", flags->calibration_skip,
                    "tokens of the text to leave out at its beginning")
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))
-      ->needs(calibration)
       ->capture_default_str();
   command
       ->add_option("--calibration-context", flags->calibration_context,
                    "tokens of a window, 0 = 2048 or the model's own")
       ->check(CLI::Range(0, 1 << 20))
-      ->needs(calibration)
       ->capture_default_str();
   command
       ->add_option("--damping", flags->damping,
@@ -337,7 +337,8 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code) {
   command->add_option("--output", flags->output, "folder to make")->required();
   command->add_option("--random-weights", flags->random_weights,
                       "seed: --input is a config.json (or its folder), and the folder made has "
-                      "random weights of its shapes, for trials of big models");
+                      "random weights of its shapes, for trials of big models; with --method gptq "
+                      "or spqr they are quantized so, on random text");
   command
       ->add_option("--group-size", flags->group_size,
                    "weights per scale; auto: the largest of 128, 64, 32 that divides every K; -1: "
@@ -376,6 +377,11 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code) {
                    "magnitude (for comparisons)")
       ->check(CLI::IsMember({"rescale", "error", "magnitude"}))
       ->capture_default_str();
+  command
+      ->add_option("--backend", flags->backend,
+                   "where the heavy steps run: auto, cpu or cuda; the results of the two differ in "
+                   "rounding")
+      ->capture_default_str();
   command->add_option("--threads", flags->threads, "0 = one per core; no influence on the result")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -383,8 +389,9 @@ void AddQuantizeCommand(CLI::App& app, int* exit_code) {
   command->add_flag("--overwrite", flags->overwrite, "replace an existing model folder");
   command->add_flag("--report", flags->report, "print the table of layers with --quiet too");
   command->add_flag("--quiet", flags->quiet, "no progress, no table");
-  command->callback(
-      [flags, exit_code] { *exit_code = RunTool([&] { return RunQuantize(*flags); }); });
+  command->callback([command, flags, exit_code] {
+    *exit_code = RunTool([&] { return RunQuantize(*command, *flags); });
+  });
 }
 
 }  // namespace flashquant

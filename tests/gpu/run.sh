@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# GPU checks and timings in one command:  tests/gpu/run.sh kernels|engine|serve [--prebuilt DIR] [options]
+# GPU checks and timings in one command:  tests/gpu/run.sh kernels|engine|serve|quantize [--prebuilt DIR] [options]
 #   kernels   builds (nvcc only), checks the fused linear kernel against FP64, runs compute-sanitizer
 #             on small odd shapes, times against cuBLAS and a streaming read; one table last
 #   engine    the whole CUDA backend: engine.sh
 #   serve     an 8B model's shapes loaded and served: serve.sh
+#   quantize  the quantizer, and an 8B model's shapes quantized: quantize.sh
 # --prebuilt DIR: uses the programs in DIR instead of building. FQ_GPU_ARCHS: default "90".
 # Exit code 0 only when every check passed. Logs go to the build folder.
 set -euo pipefail
@@ -13,13 +14,14 @@ part="${1:-kernels}"
 shift || true
 if [[ "$part" == engine ]]; then exec tests/gpu/engine.sh "$@"; fi
 if [[ "$part" == serve ]]; then exec tests/gpu/serve.sh "$@"; fi
+if [[ "$part" == quantize ]]; then exec tests/gpu/quantize.sh "$@"; fi
 prebuilt=""
 if [[ "${1:-}" == "--prebuilt" ]]; then
   prebuilt="$2"
   shift 2
 fi
 if [[ "$part" != kernels ]]; then
-  echo "usage: tests/gpu/run.sh kernels|engine|serve [--prebuilt DIR] [options]" >&2
+  echo "usage: tests/gpu/run.sh kernels|engine|serve|quantize [--prebuilt DIR] [options]" >&2
   exit 2
 fi
 

@@ -9,9 +9,9 @@
 
 #include "engine/model/loaded_model.h"
 #include "engine/model/text_scorer.h"
-#include "engine/tools/commands.h"
 #include "fmt/format.h"
 #include "gtest/gtest.h"
+#include "tests/engine/quantize/run_command.h"
 #include "tests/engine/quantize/small_checkpoint.h"
 #include "tests/engine/quantize/tiny_llama.h"
 #include "tests/support/status_matchers.h"
@@ -21,33 +21,6 @@ namespace flashquant {
 namespace {
 
 using testing::HasSubstr;
-
-struct CommandResult {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
-
-CommandResult RunCommand(std::vector<std::string> arguments) {
-  CLI::App app;
-  CommandResult result;
-  AddQuantizeCommand(app, &result.exit_code);
-  AddInspectCommand(app, &result.exit_code);
-  AddCompareCommand(app, &result.exit_code);
-  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes a vector
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  try {
-    app.parse(arguments);
-  } catch (const CLI::ParseError& error) {
-    result.exit_code = 64;
-    result.err = error.what();
-  }
-  std::fflush(stdout);
-  result.out = testing::internal::GetCapturedStdout();
-  result.err += testing::internal::GetCapturedStderr();
-  return result;
-}
 
 TEST(QuantizeCommandTest, PrintsATableAndWritesTheReport) {
   const WorkDir dir;
@@ -349,6 +322,8 @@ TEST(InspectCommandTest, PlanSaysWhetherAModelFitsACardAndWhatToDoElse) {
   EXPECT_THAT(plan({"--gpu-memory", "1GiB", "--gpu-reserve", "256MiB"}).out, HasSubstr(": fits, "));
   EXPECT_THAT(plan({"--max-sequences", "1", "--max-length", "16"}).out,
               HasSubstr("KV, 1 x 16 tokens"));
+  EXPECT_THAT(plan({"--kv-cache-dtype", "fp8"}).out, HasSubstr("KV, 64 x 512 tokens in FP8"));
+  EXPECT_EQ(plan({"--kv-cache-dtype", "int8"}).exit_code, 64);
   EXPECT_EQ(plan({"--max-length", "100000"}).exit_code, 78);
   EXPECT_EQ(plan({"--gpu-memory", "12apples"}).exit_code, 64);
   EXPECT_EQ(RunCommand({"inspect", "deploy/demo-model", "--gpu-memory", "2GiB"}).exit_code, 64);
@@ -366,6 +341,10 @@ TEST(InspectCommandTest, PlanOfAConfigurationAloneComparesInt4WithBfloat16) {
   EXPECT_THAT(out.substr(bfloat16), HasSubstr("does not fit"));
   // 48 layers x 2 x 8 heads of 128 in two bytes, 8 x 4096 tokens and a null block of 16.
   EXPECT_THAT(out, HasSubstr("KV, 8 x 4096 tokens                    6.003 GiB"));
+  EXPECT_THAT(RunCommand({"inspect", config, "--plan", "--max-sequences", "8", "--max-length",
+                          "4096", "--kv-cache-dtype", "fp8"})
+                  .out,
+              HasSubstr("KV, 8 x 4096 tokens in FP8             3.001 GiB"));
 }
 
 TEST(InspectCommandTest, MissingFolderAndMissingFileAreNoInput) {
@@ -375,9 +354,3 @@ TEST(InspectCommandTest, MissingFolderAndMissingFileAreNoInput) {
 
 }  // namespace
 }  // namespace flashquant
-  EXPECT_THAT(plan({"--kv-cache-dtype", "fp8"}).out, HasSubstr("KV, 64 x 512 tokens in FP8"));
-  EXPECT_EQ(plan({"--kv-cache-dtype", "int8"}).exit_code, 64);
-  EXPECT_THAT(RunCommand({"inspect", config, "--plan", "--max-sequences", "8", "--max-length",
-                          "4096", "--kv-cache-dtype", "fp8"})
-                  .out,
-              HasSubstr("KV, 8 x 4096 tokens in FP8             3.001 GiB"));
