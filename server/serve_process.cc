@@ -243,10 +243,10 @@ class ServeProcess {
     DescribeModel(*model_, serving->info.revision(), &metrics_);
     const BackendInfo backend = model_->backend->info();
     metrics_.SetBuildInfo(FQ_VERSION, FQ_REVISION, backend.name, FQ_CUDA_VERSION, GrpcVersion());
-    spdlog::info("serving model {} on {} ({}), {}, context {}, {} KV blocks of {} tokens",
+    spdlog::info("serving model {} on {} ({}), {}, context {}, {} KV blocks of {} tokens in {}",
                  serving->info.model(), backend.name, backend.device, serving->info.quantization(),
                  model_->engine.context_length, model_->engine.num_blocks,
-                 model_->engine.block_tokens);
+                 model_->engine.block_tokens, DTypeName(backend.kv_dtype));
     LogGpuMemory(*model_);
     if (endpoint_ != nullptr) WatchGpu(*model_, endpoint_.get());
     server_->SetServing(std::move(serving));
