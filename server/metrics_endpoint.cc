@@ -80,7 +80,9 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(
   try {
     endpoint->exposer_ = std::make_unique<prometheus::Exposer>(ListenerOptions(address));
   } catch (const std::exception& error) {
-    return ResourceExhaustedError("cannot bind {} for metrics: {}", address, error.what());
+    return ResourceExhaustedError(
+        "cannot bind {} for metrics: port in use, not allowed, or no such address ({})", address,
+        error.what());
   }
   endpoint->port_ = endpoint->exposer_->GetListeningPorts().front();
   endpoint->exposer_->RegisterCollectable(endpoint->registry_);

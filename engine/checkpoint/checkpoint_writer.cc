@@ -44,7 +44,10 @@ absl::Status CheckOutputIsFree(const std::string& path) {
   }
   const bool empty = std::filesystem::is_empty(path, error);
   if (error) return ErrnoStatus(error.value(), path, "output");
-  if (!empty) return InvalidArgumentError("{}: output: exists and is not empty", path);
+  if (!empty) {
+    return InvalidArgumentError(
+        "{}: output: exists and is not empty; --overwrite replaces a model folder", path);
+  }
   return absl::OkStatus();
 }
 

@@ -22,6 +22,7 @@
 namespace flashquant {
 namespace {
 
+constexpr int64_t kLeastCardBytes = int64_t{64} << 20;
 constexpr int64_t kMaxTileCooFileBytes = int64_t{16} << 30;
 
 absl::Status InspectTileCooFile(const std::string& path) {
@@ -91,6 +92,10 @@ absl::Status PlanMemory(const std::string& path, const PlanFlags& flags) {
   int64_t card = 0;
   if (!flags.gpu_memory.empty()) {
     FQ_ASSIGN_OR_RETURN(card, ParseMemorySize(flags.gpu_memory));
+    if (card < kLeastCardBytes) {
+      return InvalidArgumentError(
+          "--gpu-memory {}: no card is that small; give a unit, as in 24GiB", flags.gpu_memory);
+    }
   }
   FQ_ASSIGN_OR_RETURN(const int64_t reserve, ParseMemorySize(flags.reserve));
   FQ_ASSIGN_OR_RETURN(const std::optional<DType> kv_dtype, ParseKvCacheDType(flags.kv_cache_dtype));

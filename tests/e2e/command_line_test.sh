@@ -29,6 +29,9 @@ says 66 "${folder}: not a model folder (it has no config.json)" complete --model
 says 66 "${folder}: not a model folder (it has no config.json)" inspect "${folder}"
 says 66 "${folder}: not a model folder (it has no config.json)" quantize --input "${folder}" --output "${folder}/out"
 says 65 "not a model folder" inspect README.md
+says 64 "give a unit, as in 24GiB" inspect deploy/demo-model --plan --gpu-memory 24
+touch "${folder}/something"
+says 64 "--overwrite replaces a model folder" quantize --input tests/data/tiny_models/llama --output "${folder}"
 says 69 "is a server running at 127.0.0.1:1" generate --target 127.0.0.1:1 --prompt x
 says 64 "Exactly 1 option from [--prompt,--prompt-ids] is required" generate
 says 64 "--system requires --chat" generate --prompt x --system y
