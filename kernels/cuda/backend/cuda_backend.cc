@@ -184,7 +184,7 @@ absl::Status CudaBackend::Linear(const LinearParams& params) {
     return fused_linear_->RunToFloat(*fused, params.num_rows, params.x,
                                      static_cast<float*>(params.y));
   }
-  if (fused != nullptr && params.num_rows <= fused->max_pass_rows) {
+  if (fused != nullptr && params.num_rows <= fused_linear_->max_rows()) {
     return fused_linear_->Run(*fused, params.num_rows, params.x, params.y);
   }
   const DenseLinearArguments dense = {.num_rows = params.num_rows,
