@@ -116,10 +116,9 @@ absl::StatusOr<Result> Measure(const Checkpoint& checkpoint, const std::string& 
       std::max(flags.token_budget, *std::max_element(flags.batches.begin(), flags.batches.end()));
   FQ_ASSIGN_OR_RETURN(const std::unique_ptr<EngineBench> bench,
                       EngineBench::Create(checkpoint, options));
-  fmt::print("\n{}, KV in {}: {:.2f} GB read by a step, loaded in {:.1f} s, on {}\n", name,
-             DTypeName(bench->backend_info().kv_dtype),
-             1e-9 * static_cast<double>(bench->weight_bytes()), bench->load_seconds(),
-             bench->backend_info().device);
+  fmt::print("\n{}: {:.2f} GB read by a step, loaded in {:.1f} s, keys and values in {}, on {}\n",
+             name, 1e-9 * static_cast<double>(bench->weight_bytes()), bench->load_seconds(),
+             DTypeName(bench->backend_info().kv_dtype), bench->backend_info().device);
   fmt::print(
       " batch  context  step ms  tokens/s   queue   linears attention pointwise      head  "
       "sampling    rest{}\n",

@@ -70,6 +70,19 @@ TEST_F(BenchEngineTest, TimesDecodeAndPrefillBesideBf16WeightsOfTheSameShapes) {
   EXPECT_EQ(lines, 8);
 }
 
+TEST_F(BenchEngineTest, AnFP8KvCacheIsAQuarterOfTheBytesOfFloats) {
+  const std::string csv = work_ / "times.csv";
+  Run({"--config", work_ / "config.json", "--batch", "3", "--context", "40", "--kv-cache-dtype",
+       "fp8", "--csv", csv});
+  ASSERT_EQ(exit_code_, 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("keys and values in F8_E4M3"));
+  std::ifstream file(csv);
+  std::string line;
+  std::getline(file, line);
+  std::getline(file, line);
+  EXPECT_THAT(line, HasSubstr(",30720,"));  // 122880 / 4
+}
+
 TEST_F(BenchEngineTest, BadFlagsAreRefusedByName) {
   Run({"--config", work_.path(), "--batch", "1", "--context", "129"});
   EXPECT_EQ(exit_code_, kExitUsage) << err_;
@@ -78,6 +91,9 @@ TEST_F(BenchEngineTest, BadFlagsAreRefusedByName) {
   EXPECT_THAT(err_, HasSubstr("either --config or --model"));
   Run({"--config", work_ / "config.json", "--batch", "0"});
   EXPECT_THAT(err_, HasSubstr("--batch 0"));
+  Run({"--config", work_ / "config.json", "--batch", "1", "--context", "20", "--kv-cache-dtype",
+       "int8"});
+  EXPECT_THAT(err_, HasSubstr("KV cache dtype 'int8'; auto, bf16 or fp8"));
   Run({"--model", work_.path(), "--batch", "1"});  // no weights there
   EXPECT_NE(exit_code_, 0);
 }
