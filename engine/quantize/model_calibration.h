@@ -57,8 +57,6 @@ class ModelCalibration final : public Calibration {
 
   // What the inputs lie in; for layers without calibration too.
   QuantizerOps* ops() const { return device_.ops.get(); }
-  // "cpu", or the GPU's name.
-  std::string device() const { return device_.backend->info().device; }
 
  private:
   // Linear layers that have the same input, and the joined weight that the model makes of them.

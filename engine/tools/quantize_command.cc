@@ -137,8 +137,9 @@ absl::StatusOr<std::unique_ptr<ModelCalibration>> CalibrationFrom(const Quantize
   if (flags.random_weights.has_value()) {
     options.text_path = "random text";
     FQ_ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(checkpoint));
-    const int64_t count = options.first_token + std::max<int64_t>(options.num_tokens, 1);
-    for (int64_t i = 0; i < std::min(count, kMaxRandomTokens); ++i) {
+    const int64_t count = std::min(options.first_token, kMaxRandomTokens) +
+                          std::clamp<int64_t>(options.num_tokens, 1, kMaxRandomTokens);
+    for (int64_t i = 0; i < count; ++i) {
       tokens.push_back(
           static_cast<int32_t>(RandomWord(*flags.random_weights, static_cast<uint64_t>(i)) %
                                static_cast<uint64_t>(config.vocab_size)));
