@@ -209,6 +209,64 @@ class Delivery final : public StreamListener {
   std::thread thread_;
 };
 
+// Threads that submit requests, some with a deadline that is over soon, and cancel some of theirs.
+class Submitters {
+ public:
+  static constexpr int kNumThreads = 4;
+  static constexpr int kPerThread = 60;
+
+  explicit Submitters(Engine* engine) : engine_(engine) {
+    for (int t = 0; t < kNumThreads; ++t) threads_.emplace_back([this, t] { Run(t); });
+  }
+  ~Submitters() { Join(); }
+
+  void WaitUntilSubmitted(int count) const {
+    while (num_submitted_.load() < count) std::this_thread::yield();
+  }
+  void Join() {
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+  // Ids of requests that the engine took.
+  std::set<std::string> accepted() {
+    MutexLock lock(&mu_);
+    return accepted_;
+  }
+
+ private:
+  void Run(int thread) {
+    std::mt19937 random(static_cast<uint32_t>(thread));
+    std::vector<Job> jobs = MakeJobs(kPerThread, static_cast<uint32_t>(thread));
+    std::vector<std::shared_ptr<RequestStream>> mine;
+    for (int i = 0; i < kPerThread; ++i) {
+      GenerateRequest& request = jobs[static_cast<size_t>(i)].request;
+      request.request_id = fmt::format("{}-{}", thread, i);
+      if (random() % 10 == 0) {
+        request.deadline =
+            std::chrono::steady_clock::now() + std::chrono::microseconds(random() % 2000);
+      }
+      auto stream = engine_->Submit(request);
+      num_submitted_.fetch_add(1);
+      if (stream.ok()) {
+        mine.push_back(*stream);
+        MutexLock lock(&mu_);
+        accepted_.insert(request.request_id);
+      } else {
+        std::this_thread::yield();
+      }
+      if (!mine.empty() && random() % 5 == 0) {
+        mine[random() % mine.size()]->Cancel(CancelReason::kClient);
+      }
+    }
+  }
+
+  Engine* const engine_;
+  std::atomic<int> num_submitted_{0};
+  Mutex mu_;
+  std::set<std::string> accepted_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::thread> threads_;
+};
+
 struct Ending {
   const char* name;
   bool run_ahead;
@@ -218,9 +276,13 @@ struct Ending {
 
 class ConcurrencyTest : public testing::TestWithParam<Ending> {};
 
+void ExpectNothingLeft(const Engine& engine) {
+  const EngineStats stats = engine.stats();
+  EXPECT_EQ(stats.kv_blocks_unaccounted, 0);
+  EXPECT_EQ(stats.requests_waiting + stats.requests_running + stats.requests_preempted, 0);
+}
+
 TEST_P(ConcurrencyTest, EveryAcceptedRequestEndsExactlyOnce) {
-  constexpr int kNumThreads = 4;
-  constexpr int kPerThread = 60;
   const Ending& ending = GetParam();
   EngineConfig config = Config();
   config.num_blocks = 80;
@@ -230,71 +292,34 @@ TEST_P(ConcurrencyTest, EveryAcceptedRequestEndsExactlyOnce) {
   runner.FailCollect(ending.fail_collect);
   prometheus::Registry registry;
   Metrics metrics(registry, "test", config.context_length);
+  Delivery delivery;
+  EngineDependencies dependencies;
+  dependencies.runner = &runner;
+  dependencies.listener = &delivery;
+  dependencies.metrics = &metrics;
+  auto engine = Engine::Create(config, dependencies);
+  FQ_ASSERT_OK(engine);
 
-  std::set<std::string> accepted;
-  std::map<std::string, int> ends;
-  {
-    Delivery delivery;
-    EngineDependencies dependencies;
-    dependencies.runner = &runner;
-    dependencies.listener = &delivery;
-    dependencies.metrics = &metrics;
-    auto created = Engine::Create(config, dependencies);
-    FQ_ASSERT_OK(created);
-    Engine& engine = **created;
-
-    Mutex mu;
-    std::atomic<int> started{0};
-    std::vector<std::thread> threads;
-    for (int t = 0; t < kNumThreads; ++t) {
-      threads.emplace_back([&, t] {
-        std::mt19937 random(static_cast<uint32_t>(t));
-        std::vector<Job> jobs = MakeJobs(kPerThread, static_cast<uint32_t>(t));
-        std::vector<std::shared_ptr<RequestStream>> mine;
-        for (int i = 0; i < kPerThread; ++i) {
-          Job& job = jobs[static_cast<size_t>(i)];
-          job.request.request_id = fmt::format("{}-{}", t, i);
-          if (random() % 10 == 0) {
-            job.request.deadline =
-                std::chrono::steady_clock::now() + std::chrono::microseconds(random() % 2000);
-          }
-          auto stream = engine.Submit(job.request);
-          started.fetch_add(1);
-          if (stream.ok()) {
-            mine.push_back(*stream);
-            MutexLock lock(&mu);
-            accepted.insert(job.request.request_id);
-          } else {
-            std::this_thread::yield();
-          }
-          if (!mine.empty() && random() % 5 == 0) {
-            mine[random() % mine.size()]->Cancel(CancelReason::kClient);
-          }
-        }
-      });
-    }
-    if (ending.drain_at_once) {
-      while (started.load() < kPerThread) std::this_thread::yield();
-      engine.Drain(std::chrono::steady_clock::now());
-    }
-    for (std::thread& thread : threads) thread.join();
-    engine.Drain(std::chrono::steady_clock::now() + seconds(100));
-    if (ending.fail_collect == 0) {
-      const EngineStats stats = engine.stats();
-      EXPECT_EQ(stats.kv_blocks_unaccounted, 0);
-      EXPECT_EQ(stats.requests_waiting + stats.requests_running + stats.requests_preempted, 0);
-    } else {
-      EXPECT_EQ(engine.health(), EngineHealth::kFailed);
-    }
-    created->reset();
-    EXPECT_EQ(runner.violation(), "");
-    // ~Delivery takes what is still ready.
-    while (delivery.ends().size() < accepted.size()) std::this_thread::yield();
-    ends = delivery.ends();
+  Submitters submitters(engine->get());
+  if (ending.drain_at_once) {
+    submitters.WaitUntilSubmitted(Submitters::kPerThread);
+    (*engine)->Drain(std::chrono::steady_clock::now());
   }
+  submitters.Join();
+  (*engine)->Drain(std::chrono::steady_clock::now() + seconds(100));
+  if (ending.fail_collect == 0) {
+    ExpectNothingLeft(**engine);
+  } else {
+    EXPECT_EQ((*engine)->health(), EngineHealth::kFailed);
+  }
+  engine->reset();
+  EXPECT_EQ(runner.violation(), "");
+
+  const std::set<std::string> accepted = submitters.accepted();
   EXPECT_GT(accepted.size(), 0u);
-  EXPECT_EQ(ends.size(), accepted.size());
-  for (const auto& [id, count] : ends) {
+  while (delivery.ends().size() < accepted.size()) std::this_thread::yield();
+  EXPECT_EQ(delivery.ends().size(), accepted.size());
+  for (const auto& [id, count] : delivery.ends()) {
     EXPECT_EQ(count, 1) << id;
     EXPECT_TRUE(accepted.contains(id)) << id;
   }
