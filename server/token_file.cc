@@ -167,12 +167,14 @@ absl::StatusOr<TokenFile> TokenFile::Load(const std::string& path) {
 TokenVerdict TokenFile::Check(std::string_view token,
                               std::chrono::system_clock::time_point now) const {
   const TokenHash hash = HashToken(token);
+  // In days: a time in the clock's nanoseconds ends in the year 2262, a date in 9999.
+  const auto today = std::chrono::floor<std::chrono::days>(now);
   // No early end: the time must not tell how near a guess came, nor which entry it is.
   unsigned known = 0;
   unsigned valid = 0;
   for (const Entry& entry : entries_) {
     const unsigned same = CRYPTO_memcmp(hash.data(), entry.hash.data(), hash.size()) == 0 ? 1 : 0;
-    const unsigned lives = !entry.expires || now < *entry.expires ? 1 : 0;
+    const unsigned lives = !entry.expires || today < *entry.expires ? 1 : 0;
     known |= same;
     valid |= same & lives;
   }

@@ -1,6 +1,7 @@
 // The file of token hashes: what is accepted, what is refused, and that nothing of it is told.
 #include "server/token_file.h"
 
+#include "fmt/format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -41,6 +42,22 @@ TEST(TokenFileTest, TokenEndsAtTheFirstSecondOfItsDay) {
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->Check("abc", kNow - std::chrono::seconds(1)), TokenVerdict::kAccepted);
   EXPECT_EQ(file->Check("abc", kNow), TokenVerdict::kExpired);
+}
+
+// Found by fuzzing: such a date is more nanoseconds than a clock's number holds, and a token that
+// was to live for ever had expired long ago.
+TEST(TokenFileTest, DatesFarFromOursAreCompared) {
+  const auto verdict = [](const char* date) {
+    const auto file = TokenFile::Parse(fmt::format("a {} {}", kAbcHash, date), "tokens");
+    EXPECT_TRUE(file.ok()) << file.status();
+    return file->Check("abc", kNow);
+  };
+  for (const char* date : {"2262-04-12", "2600-01-01", "4052-12-31", "9999-12-31"}) {
+    EXPECT_EQ(verdict(date), TokenVerdict::kAccepted) << date;
+  }
+  for (const char* date : {"1600-01-01", "1000-01-01"}) {
+    EXPECT_EQ(verdict(date), TokenVerdict::kExpired) << date;
+  }
 }
 
 TEST(TokenFileTest, BadLinesAreNamedByNumberNotByContent) {  // C7
