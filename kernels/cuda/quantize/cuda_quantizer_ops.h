@@ -2,7 +2,7 @@
 // stream. Inputs are BF16 and multiplied exactly; products of one call are summed in FP32, calls in
 // FP64. The factor is FP64, the passes FP32.
 //
-// Device memory, for K columns and N rows: 32 bytes x K^2 and about 30 bytes x K x N at the most.
+// Device memory, for K columns and N rows: 28 bytes x K^2 and about 30 bytes x K x N at the most.
 #pragma once
 
 #include <cuda_runtime_api.h>
