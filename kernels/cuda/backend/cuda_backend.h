@@ -69,17 +69,17 @@ class CudaBackend final : public Backend {
   CudaBackend(DeviceProperties device, int32_t row_multiple, DType kv_dtype)
       : device_(std::move(device)), row_multiple_(row_multiple), kv_dtype_(kv_dtype) {}
 
+  bool fp8_cache() const { return kv_dtype_ == DType::kF8E4M3; }
   // `layer` without its matrix: through a BF16 copy of the weight, as many strips at once as
   // linear_route.h says.
   absl::Status UnpackedLinear(const FusedWeight& weight, const DenseLinearArguments& layer);
-  bool fp8_cache() const { return kv_dtype_ == DType::kF8E4M3; }
 
   const DeviceProperties device_;
   const int32_t row_multiple_;
+  const DType kv_dtype_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<UploadRing> uploads_;
   std::array<ReadBackSlot, kNumReadBackSlots> read_backs_;
-  const DType kv_dtype_;
   std::array<std::array<Event, kNumMarks>, kNumReadBackSlots> marks_;
   std::unique_ptr<DenseLinear> dense_linear_;
   std::unique_ptr<FusedLinear> fused_linear_;
