@@ -96,7 +96,8 @@ if ((run_tests)); then
 fi
 if ((commands)); then
   # What a new user's machine has anyway.
-  in_root "curl and python3" apt-get install -y -qq --no-install-recommends curl python3
+  in_root "curl, docker-compose, python3" \
+    apt-get install -y -qq --no-install-recommends curl docker-compose python3
   in_root "commands of README.md and deploy/README.md" python3 tests/install/readme_commands.py --system \
     --model /src/shared/models/story-22m --skip "'deploy/quickstart.sh|tests/run.sh'"
 fi
