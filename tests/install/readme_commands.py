@@ -55,7 +55,7 @@ RULES = [
     (r"flashquant compare MODEL_FOLDER OUT_FOLDER --text other_text\.txt",
      {"fill": [("MODEL_FOLDER", "{model}"), ("OUT_FOLDER", "{out}"), ("other_text.txt", "{text}")]}),
     (r"(build/cuda/)?flashquant bench kernel.*", GPU),
-    (r"cmake --preset cuda .*|build/cuda/flashquant .*", GPU),
+    (r"cmake --preset cuda .*|build/cuda/flashquant .*|tests/gpu/run\.sh .*", GPU),
     # Needs no engine: Debian's docker-compose does it alone.
     (r"docker compose -f .* config", {"fill": [("docker compose", "docker-compose")]}),
     (r"docker (build|compose|run|stop|logs).*", ENGINE),
