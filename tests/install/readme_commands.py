@@ -61,7 +61,7 @@ RULES = [
     (r"docker (build|compose|run|stop|logs).*", ENGINE),
     (r"cmake --workflow --preset (cpu|deb)", {}),
     (r"ctest --preset cpu -L unit", {}),
-    (r"deploy/install_packages\.sh (clang|package|test)", {"system": True}),
+    (r"deploy/install_packages\.sh ((clang|package|test) ?)+", {"system": True}),
     (r"cmake --build build/cpu --target format", {}),
     (r"cmake --install build/cpu", {"fill": [("build/cpu", "build/cpu --prefix {prefix}")]}),
     (r"sudo apt-get install \./build/deb/flashquant_\*\.deb",
