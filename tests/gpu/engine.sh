@@ -25,18 +25,7 @@ logs="$build/logs"
 mkdir -p "$logs"
 failed=0
 
-# check NAME COMMAND...: runs it with its output in a log; prints one line, and the log's end if it failed.
-check() {
-  local name="$1" begin="$SECONDS"
-  shift
-  if "$@" >"$logs/$name.log" 2>&1; then
-    echo "ok      $name ($((SECONDS - begin)) s)"
-  else
-    failed=1
-    echo "FAILED  $name ($((SECONDS - begin)) s)"
-    grep -E "Failure|FAILED|expected|ERROR|flashquant:" "$logs/$name.log" | head -n 25 || tail -n 25 "$logs/$name.log"
-  fi
-}
+source tests/gpu/check.sh
 
 if ! "$tests/pointwise_parity_test" --gtest_list_tests | grep -q cuda; then
   echo "FAILED  no CUDA device that this build can use" >&2

@@ -36,18 +36,7 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-# check NAME COMMAND...: runs it with its output in a log; prints one line, and the log's end if it failed.
-check() {
-  local name="$1" begin="$SECONDS"
-  shift
-  if "$@" >"$logs/$name.log" 2>&1; then
-    echo "ok      $name ($((SECONDS - begin)) s)"
-  else
-    failed=1
-    echo "FAILED  $name ($((SECONDS - begin)) s)"
-    grep -E "Failure|FAILED|rror|flashquant:" "$logs/$name.log" | head -n 40 || tail -n 25 "$logs/$name.log"
-  fi
-}
+source tests/gpu/check.sh
 
 parity() {
   check quantizer_parity timeout 200 "$tests/quantizer_parity_test" --gtest_filter='*/cuda'

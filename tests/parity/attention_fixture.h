@@ -250,6 +250,20 @@ class AttentionFixture : public ParityTest {
         << shape.num_heads << ":" << shape.num_kv_heads << " heads of " << shape.head_dim;
   }
 
+  // A decode row alone, among other decode rows, beside a prompt, and by the two ops apart, which
+  // is what at_once_ is left at. On a new cache.
+  void ExpectSameBitsOfADecodeRow() {
+    RunStep({{300, 300}, {20, 20}, {40, 40}});
+    const std::vector<float> together = RunStep({{301, 1}, {21, 1}, {41, 1}});
+    const std::vector<float> alone = RunStep({{301, 1}});
+    const std::vector<float> mixed = RunStep({{301, 1}, {30, 9}});
+    at_once_ = false;
+    const std::vector<float> apart = RunStep({{301, 1}});
+    EXPECT_TRUE(BitEqual({together.data(), alone.size()}, alone));
+    EXPECT_TRUE(BitEqual({mixed.data(), alone.size()}, alone));
+    EXPECT_TRUE(BitEqual(apart, alone));
+  }
+
   AttentionShape shape_;
   bool at_once_ = true;  // RopeAndAttention, or the two ops one after the other
   std::function<void()> before_ops_ = [] {};  // queues what runs before them

@@ -57,15 +57,7 @@ TEST_P(AttentionParityTest, DecodeAfterPrefillSeesTheCacheAndAddsToIt) {
 
 TEST_P(AttentionParityTest, ADecodeRowHasTheSameBitsInEveryKindOfStep) {
   MakeCache({.num_heads = 8, .num_kv_heads = 2});
-  RunStep({{300, 300}, {20, 20}, {40, 40}});
-  const std::vector<float> together = RunStep({{301, 1}, {21, 1}, {41, 1}});
-  const std::vector<float> alone = RunStep({{301, 1}});
-  const std::vector<float> mixed = RunStep({{301, 1}, {30, 9}});
-  at_once_ = false;
-  const std::vector<float> apart = RunStep({{301, 1}});
-  EXPECT_TRUE(BitEqual({together.data(), alone.size()}, alone));
-  EXPECT_TRUE(BitEqual({mixed.data(), alone.size()}, alone));
-  EXPECT_TRUE(BitEqual(apart, alone));
+  ExpectSameBitsOfADecodeRow();
 }
 
 // A kernel may begin while the ones before it run: a decode row among prompts must not read its own

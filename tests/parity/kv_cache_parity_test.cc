@@ -143,15 +143,7 @@ TEST_P(KvCacheParityTest, DecodeOverLongContextsSeesEveryKeyOfAnFP8Cache) {
 TEST_P(KvCacheParityTest, ARowOverAnFP8CacheHasTheSameBitsInEveryKindOfStep) {
   MakeBackend("fp8");
   MakeCache({.num_heads = 8, .num_kv_heads = 2});
-  RunStep({{300, 300}, {20, 20}, {40, 40}});
-  const std::vector<float> together = RunStep({{301, 1}, {21, 1}, {41, 1}});
-  const std::vector<float> alone = RunStep({{301, 1}});
-  const std::vector<float> mixed = RunStep({{301, 1}, {30, 9}});
-  at_once_ = false;
-  const std::vector<float> apart = RunStep({{301, 1}});
-  EXPECT_TRUE(BitEqual({together.data(), alone.size()}, alone));
-  EXPECT_TRUE(BitEqual({mixed.data(), alone.size()}, alone));
-  EXPECT_TRUE(BitEqual(apart, alone));
+  ExpectSameBitsOfADecodeRow();
   at_once_ = true;
   MakeCache(shape_);
   const std::vector<float> whole = RunStep({{150, 150}});

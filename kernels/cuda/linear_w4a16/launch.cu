@@ -5,6 +5,7 @@
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/linear_w4a16/instances.h"
 #include "kernels/cuda/linear_w4a16/kernel_args.h"
+#include "kernels/cuda/linear_w4a16/operand_checks.h"
 
 namespace flashquant::cuda {
 namespace {
@@ -30,23 +31,14 @@ cudaError_t GetDeviceLimits(DeviceLimits* limits) {
                                 device);
 }
 
-bool IsAligned(const void* pointer, uintptr_t bytes) {
-  return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
-}
-
 bool IsValid(const LinearW4A16Params& p) {
   const PackedLayout& layout = p.layout;
   const LinearPlan& plan = p.plan;
-  const bool sizes = p.m >= 1 && layout.k >= 8 && layout.n >= 8 && layout.k % 8 == 0 &&
-                     layout.n % 8 == 0 && p.x_stride >= layout.k && p.x_stride % 8 == 0 &&
-                     p.y_stride >= layout.n && p.y_stride % 4 == 0;
   const bool planned = plan.num_splits >= 1 && plan.num_splits <= layout.num_strips &&
                        plan.num_ranks >= 1 && plan.num_ranks <= layout.num_units &&
                        plan.num_warps >= 1 && plan.num_warps <= kMaxWarpsPerBlock &&
                        (!plan.cluster_join || plan.num_ranks <= kMaxClusterRanks);
-  return sizes && planned && CanNumberUnits(layout, plan) && IsAligned(p.x, 16) &&
-         IsAligned(p.y, 8) && IsAligned(p.weight, 16) && IsAligned(p.workspace, 16) &&
-         IsAligned(p.counters, 4);
+  return HasValidOperands(p) && planned && CanNumberUnits(layout, plan);
 }
 
 const void* SelectKernel(int batch_blocks, const PackedLayout& layout, bool bulk) {

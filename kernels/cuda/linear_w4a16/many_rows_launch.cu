@@ -7,21 +7,10 @@
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/linear_w4a16/many_rows_args.h"
 #include "kernels/cuda/linear_w4a16/many_rows_instances.h"
+#include "kernels/cuda/linear_w4a16/operand_checks.h"
 
 namespace flashquant::cuda {
 namespace {
-
-bool IsAligned(const void* pointer, uintptr_t bytes) {
-  return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
-}
-
-bool IsValid(const LinearW4A16Params& p) {
-  const PackedLayout& layout = p.layout;
-  return p.m >= 1 && layout.k >= 8 && layout.n >= 8 && layout.k % 8 == 0 && layout.n % 8 == 0 &&
-         p.x_stride >= layout.k && p.x_stride % 8 == 0 && p.y_stride >= layout.n &&
-         p.y_stride % 4 == 0 && IsAligned(p.x, 16) && IsAligned(p.y, 8) &&
-         IsAligned(p.weight, 16) && IsAligned(p.workspace, 16) && IsAligned(p.counters, 4);
-}
 
 const void* SelectKernel(int tile_rows, const PackedLayout& layout) {
   switch (tile_rows) {
@@ -133,7 +122,7 @@ int64_t LinearManyRowsCounters(const PackedLayout& layout, int32_t m) {
 }
 
 cudaError_t LaunchLinearManyRows(const LinearW4A16Params& p, cudaStream_t stream) {
-  if (!IsValid(p)) return cudaErrorInvalidValue;
+  if (!HasValidOperands(p)) return cudaErrorInvalidValue;
   if (!HasLinearManyRows()) return cudaErrorNotSupported;
   const int tile_rows = ManyRowsTileRows(p.m);
   const void* kernel = SelectKernel(tile_rows, p.layout);
