@@ -130,9 +130,9 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false, Kv>::kThreads
                                            stages);
   const int first_seen =
       params.sliding_window > 0 ? max(0, block.context - params.sliding_window) : 0;
-  const auto load = [&](int key, int stage) {
+  const auto copy = [&](const auto& found, int key, int stage) {
     if (key < block.context) {
-      loader.template Load<kVector>(key, stage);
+      loader.template Copy<kVector>(found, stage);
     } else {
       asm volatile("cp.async.commit_group;" ::: "memory");
     }
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false, Kv>::kThreads
   int ahead = first_key;
 #pragma unroll
   for (int stage = 0; stage < Tile::kStages; ++stage) {
-    load(ahead, stage);
+    copy(loader.Find(ahead), ahead, stage);
     ahead = steps.Next(ahead);
   }
   if (fused) {
@@ -176,13 +176,13 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false, Kv>::kThreads
   const int warp_key = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpKeys;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (r * 8 + static_cast<int>(threadIdx.x) % 32 / 4 >= block.num_heads) continue;
-    rows.end[r] = block.context;
+    rows.end[r] = block.context;  // also those beyond the tile's, whose sums nobody reads
     rows.begin[r] = first_seen;
   }
   const float scale_log2 = rows.ScaleLog2(params);
   int stage = 0;
   for (int key = first_key; key < block.context; key = steps.Next(key)) {
+    const auto found = loader.Find(ahead);
     asm volatile("cp.async.wait_group %0;" ::"n"(Tile::kStages - 1) : "memory");
     __syncthreads();
     uint8_t* keys = stages + stage * 2 * Tile::kStageBytes;
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false, Kv>::kThreads
     rows.Rescale(block.num_heads > 8, scores);
     rows.AddValues(SharedAddress(warp_keys + Tile::kStageBytes), scores);
     __syncthreads();
-    load(ahead, stage);
+    copy(found, ahead, stage);
     ahead = steps.Next(ahead);
     stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
   }

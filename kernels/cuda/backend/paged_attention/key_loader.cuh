@@ -17,62 +17,53 @@ __device__ __forceinline__ void CopyAsync16(uint32_t shared_address, const void*
 }
 
 // Copies the rows of keys first .. first + kKeys of one KV head to both arrays of a stage; keys at
-// or beyond `end` become zeros and are not read.
+// or beyond `end` become zeros and are not read. All threads of the block call it together.
 template <typename Tile, int kPaddedDim>
 class KeyLoader {
   using Element = typename Tile::Kv::Element;
 
  public:
-  // `first_block`: of the sequence, in AttentionBatch::block_ids.
+  // Where the keys of a step are in the cache: each lane has found those of one or two, for all.
+  struct Rows {
+    int of[Tile::kKeys / 32];
+  };
+
+  // `first_block`: of the sequence, in AttentionBatch::block_ids. Positions times block_tokens are
+  // below 2^32.
   __device__ KeyLoader(const PagedAttentionParams& params, int first_block, int end, int kv_head,
                        uint8_t* stages)
       : params_(params),
         block_ids_(params.batch.block_ids + first_block),
         end_(end),
         kv_head_(kv_head),
+        inverse_block_tokens_(0xffffffffu / static_cast<unsigned>(params.kv.block_tokens) + 1),
         stages_(stages) {}
 
-  // All threads; kVector: a head is whole pieces of 16 bytes.
-  template <bool kVector>
-  __device__ void Load(int first, int stage) const {
-    constexpr int kChunk = kVector ? 16 / Tile::kElementBytes : 1;
-    constexpr int kChunks = kPaddedDim / kChunk;
-    static_assert(Tile::kKeys * kChunks % Tile::kThreads == 0, "shuffles need whole warps");
-    const int num_chunks = params_.head_dim / kChunk;
-    const auto* k_cache = static_cast<const Element*>(params_.k_cache);
-    const auto* v_cache = static_cast<const Element*>(params_.v_cache);
-    uint8_t* k_stage = stages_ + stage * 2 * Tile::kStageBytes;
-    uint8_t* v_stage = k_stage + Tile::kStageBytes;
-    // Each lane finds the places of one or two keys and all share them: a lookup and a division a
-    // key instead of one for every 16 bytes.
-    int rows[Tile::kKeys / 32];
+  // To be called well before Copy, which waits for the loads of block ids.
+  __device__ Rows Find(int first) const {
+    Rows rows;
 #pragma unroll
     for (int i = 0; i < Tile::kKeys / 32; ++i) {
-      rows[i] = CacheRow(first + i * 32 + static_cast<int>(threadIdx.x % 32));
+      rows.of[i] = CacheRow(first + i * 32 + static_cast<int>(threadIdx.x % 32));
     }
-#pragma unroll 4
-    for (int i = threadIdx.x; i < Tile::kKeys * kChunks; i += Tile::kThreads) {
-      const int key = i / kChunks;
-      const int chunk = i % kChunks;
-      int row = __shfl_sync(0xffffffffu, rows[0], key % 32);
-      if constexpr (Tile::kKeys == 64) {
-        const int upper = __shfl_sync(0xffffffffu, rows[1], key % 32);
-        row = key < 32 ? row : upper;
-      }
-      if (chunk >= num_chunks) continue;
-      const bool valid = row != kNoRow;
-      const int64_t from =
-          valid ? static_cast<int64_t>(row) * params_.head_dim + chunk * kChunk : 0;
-      const int to = key * Tile::kRowBytes + chunk * kChunk * Tile::kElementBytes;
-      if constexpr (kVector) {
-        CopyAsync16(SharedAddress(k_stage + to), k_cache + from, valid);
-        CopyAsync16(SharedAddress(v_stage + to), v_cache + from, valid);
-      } else {
-        *reinterpret_cast<Element*>(k_stage + to) = valid ? k_cache[from] : Element{};
-        *reinterpret_cast<Element*>(v_stage + to) = valid ? v_cache[from] : Element{};
-      }
+    return rows;
+  }
+
+  // kVector: a head is whole pieces of 16 bytes.
+  template <bool kVector>
+  __device__ void Copy(const Rows& rows, int stage) const {
+    uint8_t* const to = stages_ + stage * 2 * Tile::kStageBytes;
+    if constexpr (kVector) {
+      CopyPieces(rows, to);
+    } else {
+      CopyElements(rows, to);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  template <bool kVector>
+  __device__ void Load(int first, int stage) const {
+    Copy<kVector>(Find(first), stage);
   }
 
  private:
@@ -82,15 +73,75 @@ class KeyLoader {
   __device__ int CacheRow(int key) const {
     if (key >= end_) return kNoRow;
     const int block_tokens = params_.kv.block_tokens;
-    const int block = key / block_tokens;
+    const int block =
+        block_tokens == 1
+            ? key
+            : static_cast<int>(__umulhi(static_cast<unsigned>(key), inverse_block_tokens_));
     return (block_ids_[block] * params_.kv.num_kv_heads + kv_head_) * block_tokens + key -
            block * block_tokens;
+  }
+
+  __device__ static int RowOf(const Rows& rows, int key) {
+    int row = __shfl_sync(0xffffffffu, rows.of[0], key % 32);
+    if constexpr (Tile::kKeys == 64) {
+      const int upper = __shfl_sync(0xffffffffu, rows.of[1], key % 32);
+      row = key < 32 ? row : upper;
+    }
+    return row;
+  }
+
+  // In pieces of 16 bytes. A thread has the same piece of every kStep-th key, where that works out.
+  __device__ void CopyPieces(const Rows& rows, uint8_t* to) const {
+    constexpr int kPieces = kPaddedDim * Tile::kElementBytes / 16;  // of a row
+    constexpr int kCopies = Tile::kKeys * kPieces / Tile::kThreads;
+    constexpr bool kSamePiece = Tile::kThreads % kPieces == 0;
+    constexpr int kStep = Tile::kThreads / kPieces;
+    static_assert(Tile::kKeys * kPieces % Tile::kThreads == 0, "shuffles need whole warps");
+    const int row_bytes = params_.head_dim * Tile::kElementBytes;
+    const auto* k_cache = static_cast<const uint8_t*>(params_.k_cache);
+    const auto* v_cache = static_cast<const uint8_t*>(params_.v_cache);
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int j = 0; j < kCopies; ++j) {
+      const int i = thread + j * Tile::kThreads;
+      const int key = kSamePiece ? thread / kPieces + j * kStep : i / kPieces;
+      const int piece = kSamePiece ? thread % kPieces : i % kPieces;
+      // Which half of a step the key is in is known where kStep divides it.
+      const int row = kSamePiece && kStep <= 32
+                          ? __shfl_sync(0xffffffffu, rows.of[j * kStep / 32], key % 32)
+                          : RowOf(rows, key);
+      if (piece * 16 >= row_bytes) continue;
+      const bool valid = row != kNoRow;
+      const int64_t from = static_cast<int64_t>(valid ? row : 0) * row_bytes + piece * 16;
+      const uint32_t place = SharedAddress(to) + key * Tile::kRowBytes + piece * 16;
+      CopyAsync16(place, k_cache + from, valid);
+      CopyAsync16(place + Tile::kStageBytes, v_cache + from, valid);
+    }
+  }
+
+  __device__ void CopyElements(const Rows& rows, uint8_t* to) const {
+    static_assert(Tile::kKeys * kPaddedDim % Tile::kThreads == 0, "shuffles need whole warps");
+    const auto* k_cache = static_cast<const Element*>(params_.k_cache);
+    const auto* v_cache = static_cast<const Element*>(params_.v_cache);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < Tile::kKeys * kPaddedDim; i += Tile::kThreads) {
+      const int key = i / kPaddedDim;
+      const int dim = i % kPaddedDim;
+      const int row = RowOf(rows, key);
+      if (dim >= params_.head_dim) continue;
+      const int64_t from = static_cast<int64_t>(row) * params_.head_dim + dim;
+      auto* place = reinterpret_cast<Element*>(to + key * Tile::kRowBytes) + dim;
+      place[0] = row != kNoRow ? k_cache[from] : Element{};
+      place[Tile::kStageBytes / Tile::kElementBytes] = row != kNoRow ? v_cache[from] : Element{};
+    }
   }
 
   const PagedAttentionParams& params_;
   const int32_t* block_ids_;
   int end_;
   int kv_head_;
+  unsigned
+      inverse_block_tokens_;  // 2^32 / block_tokens, rounded up: a division takes 30 instructions
   uint8_t* stages_;
 };
 

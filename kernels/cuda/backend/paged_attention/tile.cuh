@@ -39,6 +39,13 @@ struct AttentionTile {
   static_assert(kWide || 4 * kWarps * kWarpSumFloats <= kStages * 2 * kStageBytes);
 };
 
+// exp2f without its care for results below 2^-126: as weights they are as good as 0.
+__device__ __forceinline__ float PowerOfTwo(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // One warp's 16 virtual rows: lane holds rows lane / 4 and lane / 4 + 8 (index 0 and 1).
 template <typename Tile, int kPaddedDim>
 struct WarpRows {
@@ -77,6 +84,16 @@ struct WarpRows {
         }
       }
     }
+    const bool sees_all = first_key >= ::max(begin[0], begin[1]) &&
+                          first_key + Tile::kWarpKeys <= ::min(end[0], end[1]);
+    if (__all_sync(0xffffffffu, sees_all)) {
+#pragma unroll
+      for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[n][i] *= scale_log2;
+      }
+      return;
+    }
 #pragma unroll
     for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
 #pragma unroll
@@ -113,20 +130,23 @@ struct WarpRows {
       greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffffu, greatest, 2));
       // Nothing seen yet: any base will do, all weights are zero.
       const float base = greatest == -INFINITY ? 0.0f : greatest;
-      const float factor = exp2f(max[r] - base);
-      max[r] = greatest;
-      weight[r] *= factor;
+      // Most steps have no greater score than the ones before.
+      if (__any_sync(0xffffffffu, greatest != max[r])) {
+        const float factor = exp2f(max[r] - base);
+        max[r] = greatest;
+        weight[r] *= factor;
 #pragma unroll
-      for (int n = 0; n < kPaddedDim / 8; ++n) {
-        sums[n][2 * r] *= factor;
-        sums[n][2 * r + 1] *= factor;
+        for (int n = 0; n < kPaddedDim / 8; ++n) {
+          sums[n][2 * r] *= factor;
+          sums[n][2 * r + 1] *= factor;
+        }
       }
 #pragma unroll
       for (int n = 0; n < Tile::kWarpKeys / 8; ++n) {
 #pragma unroll
         for (int i = 2 * r; i < 2 * r + 2; ++i) {
           // As the tensor core will see it, so that the weights of the average add up to 1.
-          scores[n][i] = Kv::RoundWeight(exp2f(scores[n][i] - base));
+          scores[n][i] = Kv::RoundWeight(PowerOfTwo(scores[n][i] - base));
           weight[r] += scores[n][i];
         }
       }
