@@ -10,12 +10,15 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/model/loaded_model.h"
 #include "engine/model/text_scorer.h"
+#include "engine/quantize/parallel_for.h"
 #include "engine/tools/backend_flags.h"
 #include "engine/tools/commands.h"
 #include "engine/tools/imported_model.h"
@@ -26,7 +29,8 @@
 namespace flashquant {
 namespace {
 
-constexpr int64_t kMaxLogitBytes = int64_t{1} << 32;  // of one window, kept for the comparison
+constexpr int64_t kMaxLogitBytes = int64_t{1} << 32;  // of one window by one model; two are kept
+constexpr int64_t kRowsPerTask = 8;
 
 struct CompareOptions {
   std::string reference;
@@ -35,7 +39,7 @@ struct CompareOptions {
   BackendFlags backend;
 };
 
-// Sums over the scored positions of a window.
+// Sums over some scored positions.
 struct ComparedWindow {
   double nll_a = 0;
   double nll_b = 0;
@@ -43,11 +47,18 @@ struct ComparedWindow {
   int64_t agreements = 0;
 };
 
+ComparedWindow Sum(const ComparedWindow& a, const ComparedWindow& b) {
+  return {a.nll_a + b.nll_a, a.nll_b + b.nll_b, a.divergence + b.divergence,
+          a.agreements + b.agreements};
+}
+
 struct ComparedModel {
   LoadedModel loaded;
   std::unique_ptr<TextScorer> scorer;
   std::vector<ComparedWindow> windows;
 };
+
+std::ptrdiff_t Offset(size_t index) { return static_cast<std::ptrdiff_t>(index); }
 
 // In place: logarithms of the softmax, in float around a double sum.
 void ToLogProbabilities(std::span<float> logits) {
@@ -62,44 +73,53 @@ size_t MostLikely(std::span<const float> values) {
   return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }
 
-// Log probabilities [scored positions, V] of the reference for one window.
-absl::Status ScoreReference(ComparedModel* reference, std::span<const int32_t> tokens,
-                            std::vector<float>* kept) {
-  const size_t vocab_size = static_cast<size_t>(reference->loaded.config.vocab_size);
-  const size_t scored = tokens.size() - 1;
-  kept->resize(scored * vocab_size);
-  return reference->scorer->VisitLogits(
-      tokens, [&](int32_t position, std::span<const float> logits) {
-        const size_t row = static_cast<size_t>(position);
-        if (row >= scored) return;
-        const std::span<float> out = std::span<float>(*kept).subspan(row * vocab_size, vocab_size);
-        std::copy(logits.begin(), logits.end(), out.begin());
-        ToLogProbabilities(out);
-      });
-}
-
-absl::Status ScoreModel(std::span<const float> kept, std::span<const int32_t> tokens,
-                        ComparedModel* model) {
+// One window's log probabilities [scored positions, V] by `model`, rows in parallel.
+absl::Status LogProbabilities(std::span<const int32_t> tokens, int num_threads,
+                              ComparedModel* model, std::vector<float>* values) {
   const size_t vocab_size = static_cast<size_t>(model->loaded.config.vocab_size);
   const size_t scored = tokens.size() - 1;
-  ComparedWindow window;
-  std::vector<float> mine(vocab_size);
+  values->resize(scored * vocab_size);
   FQ_RETURN_IF_ERROR(
       model->scorer->VisitLogits(tokens, [&](int32_t position, std::span<const float> logits) {
         const size_t row = static_cast<size_t>(position);
         if (row >= scored) return;
-        const std::span<const float> theirs = kept.subspan(row * vocab_size, vocab_size);
-        mine.assign(logits.begin(), logits.end());
-        ToLogProbabilities(mine);
-        const size_t next = static_cast<size_t>(tokens[row + 1]);
-        window.nll_a -= static_cast<double>(theirs[next]);
-        window.nll_b -= static_cast<double>(mine[next]);
-        for (size_t id = 0; id < vocab_size; ++id) {
-          window.divergence += std::exp(static_cast<double>(theirs[id])) *
-                               (static_cast<double>(theirs[id]) - static_cast<double>(mine[id]));
-        }
-        if (MostLikely(theirs) == MostLikely(mine)) ++window.agreements;
+        std::copy(logits.begin(), logits.end(), values->begin() + Offset(row * vocab_size));
       }));
+  ParallelFor(num_threads, Offset(scored), kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      ToLogProbabilities(
+          std::span(*values).subspan(static_cast<size_t>(row) * vocab_size, vocab_size));
+    }
+  });
+  return absl::OkStatus();
+}
+
+ComparedWindow CompareRow(std::span<const float> theirs, std::span<const float> mine, size_t next) {
+  ComparedWindow row;
+  row.nll_a = -static_cast<double>(theirs[next]);
+  row.nll_b = -static_cast<double>(mine[next]);
+  for (size_t id = 0; id < theirs.size(); ++id) {
+    row.divergence += std::exp(static_cast<double>(theirs[id])) *
+                      (static_cast<double>(theirs[id]) - static_cast<double>(mine[id]));
+  }
+  row.agreements = MostLikely(theirs) == MostLikely(mine) ? 1 : 0;
+  return row;
+}
+
+// Rows are compared in parallel and added up in order: the same sums for any number of threads.
+absl::Status ScoreModel(std::span<const float> theirs, std::span<const int32_t> tokens,
+                        int num_threads, std::vector<float>* mine, ComparedModel* model) {
+  const size_t vocab_size = static_cast<size_t>(model->loaded.config.vocab_size);
+  FQ_RETURN_IF_ERROR(LogProbabilities(tokens, num_threads, model, mine));
+  std::vector<ComparedWindow> rows(tokens.size() - 1);
+  ParallelFor(num_threads, Offset(rows.size()), kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (size_t row = static_cast<size_t>(begin); row < static_cast<size_t>(end); ++row) {
+      rows[row] = CompareRow(theirs.subspan(row * vocab_size, vocab_size),
+                             std::span(*mine).subspan(row * vocab_size, vocab_size),
+                             static_cast<size_t>(tokens[row + 1]));
+    }
+  });
+  const ComparedWindow window = std::accumulate(rows.begin(), rows.end(), ComparedWindow{}, Sum);
   if (!std::isfinite(window.nll_a) || !std::isfinite(window.nll_b)) {
     return DataLossError(
         "{}: the model or the one it is compared with gives values that are not "
@@ -113,13 +133,8 @@ absl::Status ScoreModel(std::span<const float> kept, std::span<const int32_t> to
 // One line of the table.
 void PrintModel(const ComparedModel& model, double scored) {
   const double count = static_cast<double>(model.windows.size());
-  ComparedWindow sum;
-  for (const ComparedWindow& window : model.windows) {
-    sum.nll_a += window.nll_a;
-    sum.nll_b += window.nll_b;
-    sum.divergence += window.divergence;
-    sum.agreements += window.agreements;
-  }
+  const ComparedWindow sum =
+      std::accumulate(model.windows.begin(), model.windows.end(), ComparedWindow{}, Sum);
   const double positions = count * scored;
   const double mean = (sum.nll_b - sum.nll_a) / positions;
   double variance = 0;
@@ -182,12 +197,17 @@ absl::Status RunCompare(const CompareOptions& options) {
     return InvalidArgumentError("--context: logits of {} tokens are above {} MiB", context,
                                 kMaxLogitBytes >> 20);
   }
-  std::vector<float> kept;
+  const int num_threads =
+      options.backend.threads > 0 ? options.backend.threads : AvailableThreads();
+  std::vector<float> theirs;
+  std::vector<float> mine;
   for (int64_t window = 0; window < num_windows; ++window) {
     const auto part = std::span(tokens).subspan(static_cast<size_t>(window * context),
                                                 static_cast<size_t>(context));
-    FQ_RETURN_IF_ERROR(ScoreReference(&reference, part, &kept));
-    for (ComparedModel& model : models) FQ_RETURN_IF_ERROR(ScoreModel(kept, part, &model));
+    FQ_RETURN_IF_ERROR(LogProbabilities(part, num_threads, &reference, &theirs));
+    for (ComparedModel& model : models) {
+      FQ_RETURN_IF_ERROR(ScoreModel(theirs, part, num_threads, &mine, &model));
+    }
   }
   const double scored = static_cast<double>(context - 1);
   double nll_a = 0;
