@@ -48,6 +48,7 @@ class GroupSearch : public HalfWarpGroup<kPer> {
     }
     SearchGrid(shape, length);
     MakeExact(length);
+    __syncwarp(half_);  // every lane has read the errors that are overwritten now
     for (int j = shape.num_nonzero + 1 + lane_; j < length; j += kHalf) {
       scratch_.errors[j] = CUDART_INF;
     }
