@@ -20,7 +20,7 @@ kernel=(kernels/cuda/linear_w4a16/{many_rows_plan,pack,plan,shared_layout,tuned_
 # Needs what only code for 9.0 alone has.
 many_rows=(kernels/cuda/linear_w4a16/many_rows_none.cu)
 if [[ " ${FQ_GPU_ARCHS:-90} " == *" 90 "* ]]; then
-  many_rows=(kernels/cuda/linear_w4a16/many_rows_{launch,m32,m64,m128}.cu)
+  many_rows=(kernels/cuda/linear_w4a16/many_rows_{launch,m32,m64,m96,m128}.cu)
 fi
 bench=(kernels/bench/{csr_matrix,cublas_baseline,cusparse_baseline,kernel_bench,linear_problem,slot_order}.cc
   kernels/bench/route_bench.cc kernels/bench/{graph_timer,kernel_bench,paper_bench,route_bench}.cu)

@@ -7,6 +7,7 @@ namespace flashquant::cuda {
 // for any other number.
 const void* ManyRowsKernelM32(int groups_per_chunk, bool has_zeros);
 const void* ManyRowsKernelM64(int groups_per_chunk, bool has_zeros);
+const void* ManyRowsKernelM96(int groups_per_chunk, bool has_zeros);
 const void* ManyRowsKernelM128(int groups_per_chunk, bool has_zeros);
 
 }  // namespace flashquant::cuda

@@ -18,6 +18,8 @@ const void* SelectKernel(int tile_rows, const PackedLayout& layout) {
       return ManyRowsKernelM32(layout.groups_per_chunk, layout.has_zeros);
     case 64:
       return ManyRowsKernelM64(layout.groups_per_chunk, layout.has_zeros);
+    case 96:
+      return ManyRowsKernelM96(layout.groups_per_chunk, layout.has_zeros);
     default:
       return ManyRowsKernelM128(layout.groups_per_chunk, layout.has_zeros);
   }

@@ -12,7 +12,10 @@ int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-int ManyRowsTileRows(int m) { return m <= 32 ? 32 : m <= 64 ? 64 : 128; }
+int ManyRowsTileRows(int m) {
+  if (m <= 64) return m <= 32 ? 32 : 64;
+  return CeilDiv(m, 96) * 96 < CeilDiv(m, 128) * 128 ? 96 : 128;
+}
 
 int ManyRowsTiles(const PackedLayout& layout, int m) {
   return CeilDiv(layout.num_strips, kTileStrips) * CeilDiv(m, ManyRowsTileRows(m));

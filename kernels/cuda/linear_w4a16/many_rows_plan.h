@@ -1,6 +1,6 @@
 // The kernel for many rows: who computes what, and what it takes. Pure host arithmetic.
 //
-// A tile is 128 channels and up to 32, 64 or 128 rows. Tiles, each with all its units of K, stand
+// A tile is 128 channels and up to 32, 64, 96 or 128 rows. Tiles, each with all its units of K, stand
 // in one line that is cut evenly over one block per SM (Stream-K); a tile that lies in more than
 // one block is joined through the workspace.
 #pragma once
@@ -49,7 +49,7 @@ struct ManyRowsLayout {
   int32_t raw_stages = 0;
 };
 
-// Rows of a tile for m rows.
+// Rows of a tile for m rows: 32, 64, or that of 96 and 128 of which the tiles hold fewer rows.
 int ManyRowsTileRows(int m);
 
 int ManyRowsTiles(const PackedLayout& layout, int m);

@@ -2,6 +2,8 @@
 // fits the shared memory of a device of compute capability 9.0, and nothing overlaps.
 #include "kernels/cuda/linear_w4a16/many_rows_plan.h"
 
+#include <map>
+
 #include "gtest/gtest.h"
 
 namespace flashquant::cuda {
@@ -21,7 +23,7 @@ PackedLayout Layout(int groups_per_chunk, bool zeros, int max_outlier_bytes) {
 
 template <typename Body>
 void ForAllLayers(Body&& body) {
-  for (const int tile_rows : {32, 64, 128}) {
+  for (const int tile_rows : {32, 64, 96, 128}) {
     for (const int groups : {1, 2, 4}) {
       for (const bool zeros : {false, true}) {
         for (const int outlier_bytes : {0, 16, 400, 1024, 2048, kMaxPieceBytes, 32768}) {
@@ -63,7 +65,7 @@ TEST(ManyRowsLayoutTest, PartsFollowEachOtherAligned) {
 
 TEST(ManyRowsLayoutTest, RecordsOfOnePercentAreCopiedWhole) {
   constexpr int kOnePercent = 512;  // some 82 slots of four bytes, unevenly spread, and the trailer
-  for (const int tile_rows : {32, 64, 128}) {
+  for (const int tile_rows : {32, 64, 96, 128}) {
     const PackedLayout layout = Layout(1, false, kOnePercent);
     EXPECT_EQ(LayOutManyRows(layout, tile_rows, kSharedBytes).outlier_room, kOnePercent);
   }
@@ -77,16 +79,19 @@ TEST(ManyRowsTilesTest, TilesCoverAllChannelsAndRows) {
   const PackedLayout layout = Layout(1, false, 0);  // two tiles of channels
   for (const int m : {1, 32, 33, 64, 65, 128}) EXPECT_EQ(ManyRowsTiles(layout, m), 2) << m;
   for (const int m : {129, 256}) EXPECT_EQ(ManyRowsTiles(layout, m), 4) << m;
-  for (const int m : {1, 32, 33, 64, 65, 200}) {
-    const int tile_rows = ManyRowsTileRows(m);
-    EXPECT_TRUE(tile_rows >= m || tile_rows == 128) << m;
-  }
+}
+
+TEST(ManyRowsTilesTest, TilesHaveTheFewestEmptyRows) {
+  const std::map<int, int> rows = {{1, 32},    {32, 32},   {33, 64},   {64, 64},  {65, 96},
+                                   {96, 96},   {97, 128},  {128, 128}, {129, 96}, {192, 96},
+                                   {193, 128}, {256, 128}, {257, 96},  {384, 128}};
+  for (const auto& [m, tile_rows] : rows) EXPECT_EQ(ManyRowsTileRows(m), tile_rows) << m;
 }
 
 // The kernel moves registers between warpgroups, which waits for ever for what there is not.
 TEST(ManyRowsRegistersTest, RolesHaveTogetherWhatTheBlockStartsWith) {
   constexpr int kEach = kRegisters / kManyRowsThreads / 8 * 8;
-  for (const int tile_rows : {32, 64, 128}) {
+  for (const int tile_rows : {32, 64, 96, 128}) {
     EXPECT_LE(DequantRegisters(tile_rows), kEach);
     EXPECT_LE(MultiplyRegisters(tile_rows) + kDequantGroups * DequantRegisters(tile_rows) +
                   kCopyRegisters,
