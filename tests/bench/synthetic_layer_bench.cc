@@ -2,8 +2,8 @@
 // heavy tails, beside a straightforward double-precision GPTQ/SpQR (reference_gptq.h), which takes
 // minutes at 4096 x 4096. Prints a Markdown table; no timing.
 //
-// Usage: synthetic_layer_bench [K [N [REFERENCE_ROWS]]], by default 4096 4096 64. The reference
-// does the first REFERENCE_ROWS rows, and all errors are of those.
+// Usage: synthetic_layer_bench [K [N [REFERENCE_ROWS [GROUP]]]], by default 4096 4096 64 and groups
+// of 128, 64 and 32. The reference does the first REFERENCE_ROWS rows, and all errors are of those.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +24,7 @@ class SyntheticLayerTable final {
   SyntheticLayerTable(int64_t n, int64_t k, int64_t num_rows)
       : layer_(MakeLayer(n, k, 2 * k, 1)), num_rows_(num_rows) {}
 
-  int Run() {
+  int Run(const std::vector<int64_t>& groups) {
     const ReferenceGptq reference(layer_, 0.01);
     std::printf(
         "%lld x %lld, errors of %lld rows\n| group | outliers | round to nearest | "
@@ -32,7 +32,7 @@ class SyntheticLayerTable final {
         static_cast<long long>(layer_.n), static_cast<long long>(layer_.k),
         static_cast<long long>(num_rows_));
     bool holds = true;
-    for (const int64_t group : {128, 64, 32}) {
+    for (const int64_t group : groups) {
       const auto factor =
           FactorHessian(layer_.hessian, {.group_size = group, .num_threads = AvailableThreads()});
       if (!factor.ok()) return 1;
@@ -84,9 +84,13 @@ int main(int argc, char** argv) {
   const int64_t k = argc > 1 ? std::atoll(argv[1]) : 4096;
   const int64_t n = argc > 2 ? std::atoll(argv[2]) : 4096;
   const int64_t rows = argc > 3 ? std::atoll(argv[3]) : 64;
-  if (k < 128 || k > 16384 || n < 1 || n > 65536 || rows < 1 || rows > n) {
-    std::fprintf(stderr, "synthetic_layer_bench: K 128..16384, N 1..65536, rows 1..N\n");
+  std::vector<int64_t> groups = {128, 64, 32};
+  if (argc > 4) groups = {std::atoll(argv[4])};
+  if (k < 128 || k > 16384 || n < 1 || n > 65536 || rows < 1 || rows > n ||
+      (groups[0] != 128 && groups[0] != 64 && groups[0] != 32)) {
+    std::fprintf(stderr,
+                 "synthetic_layer_bench: K 128..16384, N 1..65536, rows 1..N, group 128, 64, 32\n");
     return 64;
   }
-  return flashquant::SyntheticLayerTable(n, k, rows).Run();
+  return flashquant::SyntheticLayerTable(n, k, rows).Run(groups);
 }
