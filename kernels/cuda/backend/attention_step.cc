@@ -71,7 +71,7 @@ absl::Status AttentionStep::RunSingleRows(const PagedAttentionParams& params,
   decode.cos_sin = cos_sin;
   decode.fp8_cache = fp8_cache_;
   decode.ranks =
-      DecodeRanks(int64_t{params.batch.num_sequences} * NumDecodeTiles(params), num_sms_);
+      DecodeRanks(int64_t{params.batch.num_sequences} * NumDecodeTiles(params), num_sms_, cluster_);
   if (!cluster_) {
     const int64_t num_floats = DecodePartialFloats(params, decode.ranks);
     FQ_RETURN_IF_ERROR(Grow(num_floats * int64_t{sizeof(float)}, &partials_));

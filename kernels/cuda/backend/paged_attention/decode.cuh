@@ -45,6 +45,30 @@ __device__ void LoadDecodeQuery(const DecodeAttentionParams& params, const Decod
   }
 }
 
+// A position's cosines and sines, on their way in registers while the keys' loads are queued.
+template <typename Tile, int kPaddedDim>
+class RotationRow {
+ public:
+  __device__ void Load(const float* cos_sin, int position, int head_dim) {
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) {
+      const int i = threadIdx.x + j * Tile::kThreads;
+      if (i < head_dim) value_[j] = cos_sin[static_cast<int64_t>(position) * head_dim + i];
+    }
+  }
+  __device__ void Store(float* rotation) const {
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) {
+      const int i = threadIdx.x + j * Tile::kThreads;
+      if (i < kPaddedDim) rotation[i] = value_[j];
+    }
+  }
+
+ private:
+  static constexpr int kValues = (kPaddedDim + Tile::kThreads - 1) / Tile::kThreads;
+  float value_[kValues] = {};
+};
+
 // The row's own key and value as the cache has them, held by the threads that store them.
 template <typename Tile, int kPaddedDim>
 class OwnKey {
@@ -132,24 +156,26 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false, Kv>::kThreads
       params.sliding_window > 0 ? max(0, block.context - params.sliding_window) : 0;
   const auto copy = [&](const auto& found, int key, int stage) {
     if (key < block.context) {
-      loader.template Copy<kVector>(found, stage);
+      loader.template Copy<kVector>(found, key, stage);
     } else {
       asm volatile("cp.async.commit_group;" ::: "memory");
     }
   };
+  RotationRow<Tile, kPaddedDim> own_rotation;
+  if (fused) own_rotation.Load(decode.cos_sin, own_key, params.head_dim);
   // Not fused, the kernel before this one writes the row's own key.
   if (!fused) BeginDependent();
   const int first_key = steps.First(block.rank, first_seen);
   int ahead = first_key;
+  auto found = loader.Find(ahead);
 #pragma unroll
   for (int stage = 0; stage < Tile::kStages; ++stage) {
-    copy(loader.Find(ahead), ahead, stage);
+    const auto next = loader.Find(steps.Next(ahead));
+    copy(found, ahead, stage);
+    found = next;
     ahead = steps.Next(ahead);
   }
-  if (fused) {
-    const float* cos_sin = decode.cos_sin + static_cast<int64_t>(own_key) * params.head_dim;
-    for (int i = threadIdx.x; i < params.head_dim; i += Tile::kThreads) rotation[i] = cos_sin[i];
-  }
+  own_rotation.Store(rotation);
   __syncthreads();
 
   if (fused) BeginDependent();
@@ -182,7 +208,7 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false, Kv>::kThreads
   const float scale_log2 = rows.ScaleLog2(params);
   int stage = 0;
   for (int key = first_key; key < block.context; key = steps.Next(key)) {
-    const auto found = loader.Find(ahead);
+    const auto next = loader.Find(steps.Next(ahead));  // a turn before it is needed
     asm volatile("cp.async.wait_group %0;" ::"n"(Tile::kStages - 1) : "memory");
     __syncthreads();
     uint8_t* keys = stages + stage * 2 * Tile::kStageBytes;
@@ -199,6 +225,7 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false, Kv>::kThreads
     rows.AddValues(SharedAddress(warp_keys + Tile::kStageBytes), scores);
     __syncthreads();
     copy(found, ahead, stage);
+    found = next;
     ahead = steps.Next(ahead);
     stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
   }

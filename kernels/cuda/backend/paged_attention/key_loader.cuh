@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/backend/paged_attention/params.h"
 #include "kernels/cuda/primitives/mma.cuh"
+#include "kernels/cuda/primitives/thread_index.cuh"
 
 namespace flashquant::cuda {
 
@@ -23,9 +24,10 @@ class KeyLoader {
   using Element = typename Tile::Kv::Element;
 
  public:
-  // Where the keys of a step are in the cache: each lane has found those of one or two, for all.
-  struct Rows {
-    int of[Tile::kKeys / 32];
+  // The cache's blocks that hold the keys of a step: each lane has found those of one or two, for
+  // all.
+  struct Blocks {
+    int id[Tile::kKeys / 32];
   };
 
   // `first_block`: of the sequence, in AttentionBatch::block_ids. Positions times block_tokens are
@@ -37,21 +39,28 @@ class KeyLoader {
         end_(end),
         kv_head_(kv_head),
         inverse_block_tokens_(0xffffffffu / static_cast<unsigned>(params.kv.block_tokens) + 1),
-        stages_(stages) {}
+        stages_(stages),
+        lane_(ThreadOfBlock() % 32) {}
 
-  // To be called well before Copy, which waits for the loads of block ids.
-  __device__ Rows Find(int first) const {
+  // Nothing here waits for the loads; Copy does.
+  __device__ Blocks Find(int first) const {
+    Blocks blocks;
+#pragma unroll
+    for (int i = 0; i < Tile::kKeys / 32; ++i) {
+      const int key = first + i * 32 + lane_;
+      blocks.id[i] = key < end_ ? block_ids_[BlockOf(key)] : 0;
+    }
+    return blocks;
+  }
+
+  // `blocks`: Find(first). kVector: a head is whole pieces of 16 bytes.
+  template <bool kVector>
+  __device__ void Copy(const Blocks& blocks, int first, int stage) const {
     Rows rows;
 #pragma unroll
     for (int i = 0; i < Tile::kKeys / 32; ++i) {
-      rows.of[i] = CacheRow(first + i * 32 + static_cast<int>(threadIdx.x % 32));
+      rows.of[i] = CacheRow(blocks.id[i], first + i * 32 + lane_);
     }
-    return rows;
-  }
-
-  // kVector: a head is whole pieces of 16 bytes.
-  template <bool kVector>
-  __device__ void Copy(const Rows& rows, int stage) const {
     uint8_t* const to = stages_ + stage * 2 * Tile::kStageBytes;
     if constexpr (kVector) {
       CopyPieces(rows, to);
@@ -63,22 +72,28 @@ class KeyLoader {
 
   template <bool kVector>
   __device__ void Load(int first, int stage) const {
-    Copy<kVector>(Find(first), stage);
+    Copy<kVector>(Find(first), first, stage);
   }
 
  private:
   static constexpr int kNoRow = -1;
 
-  // Row of a key in the cache: fewer than 2^31 rows fit in any device's memory.
-  __device__ int CacheRow(int key) const {
+  // Each lane's keys of a step, as rows of the cache: fewer than 2^31 fit in any device's memory.
+  struct Rows {
+    int of[Tile::kKeys / 32];
+  };
+
+  __device__ int BlockOf(int key) const {  // in the sequence
+    return params_.kv.block_tokens == 1
+               ? key
+               : static_cast<int>(__umulhi(static_cast<unsigned>(key), inverse_block_tokens_));
+  }
+
+  __device__ int CacheRow(int block_id, int key) const {
     if (key >= end_) return kNoRow;
     const int block_tokens = params_.kv.block_tokens;
-    const int block =
-        block_tokens == 1
-            ? key
-            : static_cast<int>(__umulhi(static_cast<unsigned>(key), inverse_block_tokens_));
-    return (block_ids_[block] * params_.kv.num_kv_heads + kv_head_) * block_tokens + key -
-           block * block_tokens;
+    return (block_id * params_.kv.num_kv_heads + kv_head_) * block_tokens + key -
+           BlockOf(key) * block_tokens;
   }
 
   __device__ static int RowOf(const Rows& rows, int key) {
@@ -143,6 +158,7 @@ class KeyLoader {
   unsigned
       inverse_block_tokens_;  // 2^32 / block_tokens, rounded up: a division takes 30 instructions
   uint8_t* stages_;
+  int lane_;
 };
 
 }  // namespace flashquant::cuda

@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/backend/paged_attention/kv_type.cuh"
 #include "kernels/cuda/backend/paged_attention/params.h"
+#include "kernels/cuda/primitives/thread_index.cuh"
 
 namespace flashquant::cuda {
 
@@ -55,11 +56,11 @@ struct WarpRows {
   float weight[2] = {0.0f, 0.0f};  // this lane's share
   int begin[2] = {0, 0};           // keys that the row sees: [begin, end)
   int end[2] = {0, 0};
+  int lane = ThreadOfBlock() % 32;
 
   // Scores of the warp's keys of a step, scaled to powers of two.
   __device__ void Score(uint32_t query, uint32_t keys, int first_key, float scale_log2,
                         float (&scores)[Tile::kWarpKeys / 8][4]) const {
-    const int lane = threadIdx.x % 32;
     const uint32_t query_lane = query + 2 * ((lane % 16) * Tile::kStride + lane / 16 * 8);
     const uint32_t key_lane =
         keys + (lane / 16 * 8 + lane % 8) * Tile::kRowBytes + lane / 8 % 2 * 16;
@@ -154,7 +155,6 @@ struct WarpRows {
   }
 
   __device__ void AddValues(uint32_t values, const float (&weights)[Tile::kWarpKeys / 8][4]) {
-    const int lane = threadIdx.x % 32;
     const uint32_t value_lane = values + lane % 16 * Tile::kRowBytes + lane / 16 * 16;
 #pragma unroll
     for (int k = 0; k < Tile::kWarpKeys / 16; ++k) {

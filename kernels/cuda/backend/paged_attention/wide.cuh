@@ -85,6 +85,7 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, true, Kv>::kThreads)
   __syncthreads();
   BeginDependent();
   const KeyLoader<Tile, kPaddedDim> loader(params, item.first_block, item.end_key, kv_head, stages);
+  auto found = loader.Find(item.first_key + Tile::kKeys);
   loader.template Load<kVector>(item.first_key, 0);
   LoadQueries<Tile>(params, item, kv_head, query);
 
@@ -104,7 +105,9 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, true, Kv>::kThreads)
   int stage = 0;
   for (int key = item.first_key; key < item.end_key; key += Tile::kKeys) {
     if (key + Tile::kKeys < item.end_key) {
-      loader.template Load<kVector>(key + Tile::kKeys, 1 - stage);
+      const auto next = loader.Find(key + 2 * Tile::kKeys);  // a turn before it is needed
+      loader.template Copy<kVector>(found, key + Tile::kKeys, 1 - stage);
+      found = next;
       asm volatile("cp.async.wait_group 1;" ::: "memory");
     } else {
       asm volatile("cp.async.wait_group 0;" ::: "memory");

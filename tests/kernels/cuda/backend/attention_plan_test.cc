@@ -147,11 +147,18 @@ TEST(AttentionPlanTest, TilesKeepTheirLimitsAndSingleRowsAreCounted) {
   }
 }
 
-TEST(AttentionPlanTest, FewDecodeRowsAreSpreadOverTheDeviceAndManyAreNotCutUp) {
-  EXPECT_EQ(DecodeRanks(1, 132), kMaxDecodeRanks);
-  EXPECT_EQ(DecodeRanks(64, 132), 4);
-  EXPECT_EQ(DecodeRanks(128, 132), 2);
-  EXPECT_EQ(DecodeRanks(512, 132), 1);
+TEST(AttentionPlanTest, FewDecodeRowsAreSpreadOverTheDevice) {
+  for (const bool cluster : {false, true}) {
+    EXPECT_EQ(DecodeRanks(1, 132, cluster), kMaxDecodeRanks);
+    EXPECT_EQ(DecodeRanks(64, 132, cluster), 4);
+    EXPECT_EQ(DecodeRanks(128, 132, cluster), 2);
+    EXPECT_EQ(DecodeRanks(264, 132, cluster), 1);
+  }
+}
+
+TEST(AttentionPlanTest, MoreDecodeRowsThanRunAtOnceAreHalvedWhereBlocksJoinInAClusterOnly) {
+  EXPECT_EQ(DecodeRanks(512, 132, true), 2);
+  EXPECT_EQ(DecodeRanks(512, 132, false), 1);
 }
 
 TEST(AttentionPlanTest, PaddingSequencesHaveNoWork) {
