@@ -27,7 +27,7 @@ for arch in "${archs[@]}"; do
   expected=$((expected + 36))
   if [[ "$arch" == 90 ]]; then
     for file in kernels/cuda/linear_w4a16/many_rows_m*.cu; do jobs+=("90a $file"); done
-    expected=$((expected + 18))
+    expected=$((expected + 24))
   fi
 done
 printf '%s\n' "${jobs[@]}" | xargs -P "${FQ_JOBS:-$(nproc)}" -L1 bash -c '
