@@ -92,11 +92,12 @@ absl::Status TextScorer::VisitLogits(std::span<const int32_t> tokens, const Visi
   return absl::OkStatus();
 }
 
-absl::StatusOr<double> TextScorer::NegativeLogLikelihood(std::span<const int32_t> tokens) {
+absl::StatusOr<double> TextScorer::NegativeLogLikelihood(std::span<const int32_t> tokens,
+                                                         int32_t first) {
   double sum = 0;
   FQ_RETURN_IF_ERROR(VisitLogits(tokens, [&](int32_t position, std::span<const float> logits) {
     const size_t next = static_cast<size_t>(position) + 1;
-    if (next == tokens.size()) return;
+    if (position + 1 < first || next == tokens.size()) return;
     sum += LogSumExp(logits) - logits[static_cast<size_t>(tokens[next])];
   }));
   return sum;

@@ -26,8 +26,8 @@ class TextScorer final {
   // has an id outside the vocabulary.
   absl::Status VisitLogits(std::span<const int32_t> tokens, const Visitor& visit);
 
-  // Sum over tokens 1.. of -ln p(token | the ones before it in the window).
-  absl::StatusOr<double> NegativeLogLikelihood(std::span<const int32_t> tokens);
+  // Sum over tokens `first`.. of -ln p(token | the ones before it in the window); first >= 1.
+  absl::StatusOr<double> NegativeLogLikelihood(std::span<const int32_t> tokens, int32_t first = 1);
 
  private:
   TextScorer(const DecoderModel* model, Backend* backend, int32_t max_tokens)

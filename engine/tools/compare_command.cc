@@ -4,7 +4,7 @@
 //
 // Windows and scored positions are those of flashquant perplexity. Both models see the same
 // windows, so the interval of the perplexities' ratio comes from the differences window by window,
-// which vary far less than the perplexities do.
+// which vary far less than the perplexities do. Windows that overlap score different tokens.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -45,11 +45,12 @@ struct ComparedWindow {
   double nll_b = 0;
   double divergence = 0;
   int64_t agreements = 0;
+  int64_t positions = 0;
 };
 
 ComparedWindow Sum(const ComparedWindow& a, const ComparedWindow& b) {
   return {a.nll_a + b.nll_a, a.nll_b + b.nll_b, a.divergence + b.divergence,
-          a.agreements + b.agreements};
+          a.agreements + b.agreements, a.positions + b.positions};
 }
 
 struct ComparedModel {
@@ -57,8 +58,6 @@ struct ComparedModel {
   std::unique_ptr<TextScorer> scorer;
   std::vector<ComparedWindow> windows;
 };
-
-std::ptrdiff_t Offset(size_t index) { return static_cast<std::ptrdiff_t>(index); }
 
 // In place: logarithms of the softmax, in float around a double sum.
 void ToLogProbabilities(std::span<float> logits) {
@@ -74,18 +73,19 @@ size_t MostLikely(std::span<const float> values) {
 }
 
 // One window's log probabilities [scored positions, V] by `model`, rows in parallel.
-absl::Status LogProbabilities(std::span<const int32_t> tokens, int num_threads,
-                              ComparedModel* model, std::vector<float>* values) {
+absl::Status LogProbabilities(const TextWindow& window, int num_threads, ComparedModel* model,
+                              std::vector<float>* values) {
   const size_t vocab_size = static_cast<size_t>(model->loaded.config.vocab_size);
-  const size_t scored = tokens.size() - 1;
-  values->resize(scored * vocab_size);
-  FQ_RETURN_IF_ERROR(
-      model->scorer->VisitLogits(tokens, [&](int32_t position, std::span<const float> logits) {
-        const size_t row = static_cast<size_t>(position);
-        if (row >= scored) return;
-        std::copy(logits.begin(), logits.end(), values->begin() + Offset(row * vocab_size));
+  const int64_t scored = window.num_scored();
+  values->resize(static_cast<size_t>(scored) * vocab_size);
+  FQ_RETURN_IF_ERROR(model->scorer->VisitLogits(
+      window.tokens, [&](int32_t position, std::span<const float> logits) {
+        const int64_t row = position + 1 - window.first_scored;
+        if (row < 0 || row >= scored) return;
+        std::copy(logits.begin(), logits.end(),
+                  values->begin() + row * static_cast<int64_t>(vocab_size));
       }));
-  ParallelFor(num_threads, Offset(scored), kRowsPerTask, [&](int64_t begin, int64_t end) {
+  ParallelFor(num_threads, scored, kRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       ToLogProbabilities(
           std::span(*values).subspan(static_cast<size_t>(row) * vocab_size, vocab_size));
@@ -103,49 +103,54 @@ ComparedWindow CompareRow(std::span<const float> theirs, std::span<const float> 
                       (static_cast<double>(theirs[id]) - static_cast<double>(mine[id]));
   }
   row.agreements = MostLikely(theirs) == MostLikely(mine) ? 1 : 0;
+  row.positions = 1;
   return row;
 }
 
 // Rows are compared in parallel and added up in order: the same sums for any number of threads.
-absl::Status ScoreModel(std::span<const float> theirs, std::span<const int32_t> tokens,
-                        int num_threads, std::vector<float>* mine, ComparedModel* model) {
+absl::Status ScoreModel(std::span<const float> theirs, const TextWindow& window, int num_threads,
+                        std::vector<float>* mine, ComparedModel* model) {
   const size_t vocab_size = static_cast<size_t>(model->loaded.config.vocab_size);
-  FQ_RETURN_IF_ERROR(LogProbabilities(tokens, num_threads, model, mine));
-  std::vector<ComparedWindow> rows(tokens.size() - 1);
-  ParallelFor(num_threads, Offset(rows.size()), kRowsPerTask, [&](int64_t begin, int64_t end) {
+  FQ_RETURN_IF_ERROR(LogProbabilities(window, num_threads, model, mine));
+  std::vector<ComparedWindow> rows(static_cast<size_t>(window.num_scored()));
+  const auto next = window.tokens.subspan(static_cast<size_t>(window.first_scored));
+  ParallelFor(num_threads, window.num_scored(), kRowsPerTask, [&](int64_t begin, int64_t end) {
     for (size_t row = static_cast<size_t>(begin); row < static_cast<size_t>(end); ++row) {
       rows[row] = CompareRow(theirs.subspan(row * vocab_size, vocab_size),
                              std::span(*mine).subspan(row * vocab_size, vocab_size),
-                             static_cast<size_t>(tokens[row + 1]));
+                             static_cast<size_t>(next[row]));
     }
   });
-  const ComparedWindow window = std::accumulate(rows.begin(), rows.end(), ComparedWindow{}, Sum);
-  if (!std::isfinite(window.nll_a) || !std::isfinite(window.nll_b)) {
+  const ComparedWindow sum = std::accumulate(rows.begin(), rows.end(), ComparedWindow{}, Sum);
+  if (!std::isfinite(sum.nll_a) || !std::isfinite(sum.nll_b)) {
     return DataLossError(
         "{}: the model or the one it is compared with gives values that are not "
         "finite",
         model->loaded.path);
   }
-  model->windows.push_back(window);
+  model->windows.push_back(sum);
   return absl::OkStatus();
 }
 
+ComparedWindow Total(const ComparedModel& model) {
+  return std::accumulate(model.windows.begin(), model.windows.end(), ComparedWindow{}, Sum);
+}
+
 // One line of the table.
-void PrintModel(const ComparedModel& model, double scored) {
+void PrintModel(const ComparedModel& model) {
   const double count = static_cast<double>(model.windows.size());
-  const ComparedWindow sum =
-      std::accumulate(model.windows.begin(), model.windows.end(), ComparedWindow{}, Sum);
-  const double positions = count * scored;
+  const ComparedWindow sum = Total(model);
+  const double positions = static_cast<double>(sum.positions);
   const double mean = (sum.nll_b - sum.nll_a) / positions;
-  double variance = 0;
+  double variance = 0;  // of the mean, times count - 1
   for (const ComparedWindow& window : model.windows) {
-    const double off = (window.nll_b - window.nll_a) / scored - mean;
-    variance += off * off;
+    const double off = window.nll_b - window.nll_a - mean * static_cast<double>(window.positions);
+    variance += count * off * off / (positions * positions);
   }
   std::string interval = "-";
   if (count > 1) {
     constexpr double kTwoSided95 = 1.96;
-    const double half = kTwoSided95 * std::sqrt(variance / (count - 1) / count);
+    const double half = kTwoSided95 * std::sqrt(variance / (count - 1));
     interval = fmt::format("{:+.3f}% .. {:+.3f}%", 100 * std::expm1(mean - half),
                            100 * std::expm1(mean + half));
   }
@@ -153,6 +158,17 @@ void PrintModel(const ComparedModel& model, double scored) {
              std::exp(sum.nll_b / positions), 100 * std::expm1(mean), interval,
              std::max(sum.divergence, 0.0) / positions,
              100 * static_cast<double>(sum.agreements) / positions, model.loaded.path);
+}
+
+void PrintTable(const CompareOptions& options, std::span<const ComparedModel> models) {
+  const ComparedWindow sum = Total(models.front());
+  fmt::print("{} windows of {} tokens\n", models.front().windows.size(), options.windows.context);
+  fmt::print("{:>10}  {:>9}  {:>22}  {:>9}  {:>8}\n", "perplexity", "over A", "95% interval",
+             "KL, nats", "top-1");
+  fmt::print("{:>10.5f}  {:>9}  {:>22}  {:>9}  {:>8}  {}\n",
+             std::exp(sum.nll_a / static_cast<double>(sum.positions)), "-", "-", "-", "-",
+             options.reference);
+  for (const ComparedModel& model : models) PrintModel(model);
 }
 
 absl::StatusOr<ComparedModel> LoadFor(const CompareOptions& options, const std::string& path) {
@@ -192,7 +208,8 @@ absl::Status RunCompare(const CompareOptions& options) {
     models.push_back(std::move(model));
   }
   const int64_t context = options.windows.context;
-  FQ_ASSIGN_OR_RETURN(const int64_t num_windows, NumTextWindows(options.windows, tokens.size()));
+  FQ_ASSIGN_OR_RETURN(const std::vector<TextWindow> windows,
+                      CutTextWindows(options.windows, tokens));
   if (context * vocab_size > kMaxLogitBytes / static_cast<int64_t>(sizeof(float))) {
     return InvalidArgumentError("--context: logits of {} tokens are above {} MiB", context,
                                 kMaxLogitBytes >> 20);
@@ -201,24 +218,13 @@ absl::Status RunCompare(const CompareOptions& options) {
       options.backend.threads > 0 ? options.backend.threads : AvailableThreads();
   std::vector<float> theirs;
   std::vector<float> mine;
-  for (int64_t window = 0; window < num_windows; ++window) {
-    const auto part = std::span(tokens).subspan(static_cast<size_t>(window * context),
-                                                static_cast<size_t>(context));
-    FQ_RETURN_IF_ERROR(LogProbabilities(part, num_threads, &reference, &theirs));
+  for (const TextWindow& window : windows) {
+    FQ_RETURN_IF_ERROR(LogProbabilities(window, num_threads, &reference, &theirs));
     for (ComparedModel& model : models) {
-      FQ_RETURN_IF_ERROR(ScoreModel(theirs, part, num_threads, &mine, &model));
+      FQ_RETURN_IF_ERROR(ScoreModel(theirs, window, num_threads, &mine, &model));
     }
   }
-  const double scored = static_cast<double>(context - 1);
-  double nll_a = 0;
-  for (const ComparedWindow& window : models.front().windows) nll_a += window.nll_a;
-  fmt::print("{} windows of {} tokens\n", num_windows, context);
-  fmt::print("{:>10}  {:>9}  {:>22}  {:>9}  {:>8}\n", "perplexity", "over A", "95% interval",
-             "KL, nats", "top-1");
-  fmt::print("{:>10.5f}  {:>9}  {:>22}  {:>9}  {:>8}  {}\n",
-             std::exp(nll_a / (static_cast<double>(num_windows) * scored)), "-", "-", "-", "-",
-             options.reference);
-  for (const ComparedModel& model : models) PrintModel(model, scored);
+  PrintTable(options, models);
   return absl::OkStatus();
 }
 

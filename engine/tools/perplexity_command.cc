@@ -1,7 +1,7 @@
 // flashquant perplexity: how well a checkpoint predicts a text.
 //
-// Rule: the text is cut into windows (text_windows.h); in each, tokens 1.. are scored given the
-// ones before them. perplexity = exp(mean of -ln p). The last number printed is the perplexity.
+// Rule: the text is cut into windows (text_windows.h); in each, tokens are scored given the ones
+// before them in it. perplexity = exp(mean of -ln p). The last number printed is the perplexity.
 #include <unistd.h>
 
 #include <cmath>
@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/model/loaded_model.h"
 #include "engine/model/text_scorer.h"
@@ -39,30 +40,32 @@ absl::Status RunPerplexity(const PerplexityOptions& options) {
         options.model);
   }
   const std::vector<int32_t> tokens = loaded.tokenizer->Encode(text, SpecialText::kPlain);
-  const int64_t context = options.windows.context;
-  FQ_ASSIGN_OR_RETURN(const int64_t num_windows, NumTextWindows(options.windows, tokens.size()));
+  FQ_ASSIGN_OR_RETURN(const std::vector<TextWindow> windows,
+                      CutTextWindows(options.windows, tokens));
 
   FQ_ASSIGN_OR_RETURN(
       const std::unique_ptr<TextScorer> scorer,
       TextScorer::Create(loaded.model.get(), loaded.backend.get(), options.windows.context));
   const bool shows_progress = isatty(STDERR_FILENO) != 0;
   double sum = 0;
-  for (int64_t window = 0; window < num_windows; ++window) {
-    const auto span = std::span(tokens).subspan(static_cast<size_t>(window * context),
-                                                static_cast<size_t>(context));
-    FQ_ASSIGN_OR_RETURN(const double nll, scorer->NegativeLogLikelihood(span));
+  int64_t num_scored = 0;
+  for (size_t window = 0; window < windows.size(); ++window) {
+    FQ_ASSIGN_OR_RETURN(
+        const double nll,
+        scorer->NegativeLogLikelihood(windows[window].tokens, windows[window].first_scored));
     sum += nll;
+    num_scored += windows[window].num_scored();
     if (!shows_progress) continue;
-    const double so_far = std::exp(sum / static_cast<double>((window + 1) * (context - 1)));
-    std::fprintf(stderr, "\rwindow %lld of %lld, perplexity %.4f ",
-                 static_cast<long long>(window + 1), static_cast<long long>(num_windows), so_far);
+    std::fprintf(stderr, "\rwindow %zu of %zu, perplexity %.4f ", window + 1, windows.size(),
+                 std::exp(sum / static_cast<double>(num_scored)));
   }
   if (shows_progress) std::fputc('\n', stderr);
   if (!std::isfinite(sum)) {
     return DataLossError("{}: the model gives values that are not finite", options.model);
   }
-  fmt::print("tokens {}  windows {}  context {}\nperplexity {:.5f}\n", tokens.size(), num_windows,
-             context, std::exp(sum / static_cast<double>(num_windows * (context - 1))));
+  fmt::print("tokens {}  windows {}  context {}\nperplexity {:.5f}\n", tokens.size(),
+             windows.size(), options.windows.context,
+             std::exp(sum / static_cast<double>(num_scored)));
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// Runs flashquant quantize, inspect and compare by their command lines, inside the test.
+// Runs flashquant quantize, inspect, compare and perplexity by their command lines, inside the test.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +23,7 @@ inline CommandResult RunCommand(std::vector<std::string> arguments) {
   AddQuantizeCommand(app, &result.exit_code);
   AddInspectCommand(app, &result.exit_code);
   AddCompareCommand(app, &result.exit_code);
+  AddPerplexityCommand(app, &result.exit_code);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes a vector
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
