@@ -7,13 +7,16 @@
 #include <utility>
 #include <vector>
 
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/file_reader.h"
 #include "engine/checkpoint/json.h"
 #include "engine/engine.h"
+#include "engine/model/rope_table.h"
 #include "engine/model/served_model.h"
 #include "engine/model/text_scorer.h"
 #include "gtest/gtest.h"
 #include "kernels/backend_factory.h"
+#include "kernels/base/bfloat16.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/tensor_matchers.h"
 #include "tests/support/test_data.h"
@@ -194,8 +197,48 @@ TEST_F(ModelParityTest, PerplexityWithAnFP8KvCacheIsNearTheReference) {
   EXPECT_NEAR(perplexity, reference, kFp8PerplexityTolerance * reference);
 }
 
+constexpr const char* kTinyModels[] = {"llama", "llama3-rope", "mistral-window",
+                                       "opt",   "qwen2",       "qwen3"};
+
+// The tiny models' values were made with rotary frequencies rounded to BF16 (reference_test.cc).
+std::vector<float> RoundedRopeTable(const ModelConfig& config, int32_t context) {
+  if (config.family == DecoderFamily::kOpt) return MakeRopeTable(config, context);
+  std::vector<float> frequencies = RopeInverseFrequencies(config.rope, config.head_dim);
+  for (float& frequency : frequencies) frequency = ToFloat(ToBFloat16(frequency));
+  return MakeRopeTable(frequencies, context);
+}
+
+TEST_F(ModelParityTest, TinyModelsEqualTheReference) {
+  for (const char* name : kTinyModels) {
+    SCOPED_TRACE(name);
+    const std::string path = TestDataPath(std::string("tiny_models/") + name);
+    const auto reference = ReadJsonFile(path + "/expected.json");
+    FQ_ASSERT_OK(reference);
+    LoadedModel loaded = Load(path, "cuda", 64);
+    const auto checkpoint = OpenCheckpoint(path);
+    FQ_ASSERT_OK(checkpoint);
+    auto model = DecoderModel::Load(*checkpoint, loaded.config, RoundedRopeTable(loaded.config, 64),
+                                    loaded.backend.get(), nullptr);
+    FQ_ASSERT_OK(model);
+    loaded.model = *std::move(model);
+    const auto vocab_size = static_cast<size_t>(loaded.config.vocab_size);
+    for (const nlohmann::json& sequence : (*reference)["sequences"]) {
+      const auto argmax = sequence["argmax_per_position"].get<std::vector<size_t>>();
+      const std::vector<float> logits = Logits(loaded, sequence["input_ids"]);
+      ASSERT_EQ(logits.size(), argmax.size() * vocab_size);
+      for (size_t position = 0; position < argmax.size(); ++position) {
+        const auto row = std::span(logits).subspan(position * vocab_size, vocab_size);
+        EXPECT_LT(*std::max_element(row.begin(), row.end()) - row[argmax[position]], kTieGap)
+            << "position " << position;
+      }
+      EXPECT_TRUE(NmseBelow(std::span(logits).last(vocab_size),
+                            sequence["last_logits"].get<std::vector<double>>(), 1e-3));
+    }
+  }
+}
+
 TEST_F(ModelParityTest, LogitsAreThoseOfTheCpuBackend) {
-  for (const char* name : {"llama", "llama3-rope", "mistral-window", "opt", "qwen2", "qwen3"}) {
+  for (const char* name : kTinyModels) {
     const auto reference =
         ReadJsonFile(TestDataPath(std::string("tiny_models/") + name) + "/expected.json");
     FQ_ASSERT_OK(reference);
