@@ -7,32 +7,9 @@
 #pragma once
 
 #include "kernels/cuda/linear_paper/paper_paths.cuh"
+#include "kernels/cuda/primitives/cp_async.cuh"
 
 namespace flashquant::cuda {
-
-// Copies 16 bytes, of which the last 16 - `bytes` become zeros.
-__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, int bytes = 16) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-__device__ __forceinline__ void WaitForCopiesAllBut(int groups) {
-  switch (groups) {
-    case 0:
-      asm volatile("cp.async.wait_group 0;" ::: "memory");
-      break;
-    case 1:
-      asm volatile("cp.async.wait_group 1;" ::: "memory");
-      break;
-    default:
-      asm volatile("cp.async.wait_group 2;" ::: "memory");
-      break;
-  }
-}
 
 __device__ __forceinline__ void CopyRange(uint32_t to, const uint8_t* from, int bytes) {
   for (int i = static_cast<int>(threadIdx.x) * 16; i < bytes;

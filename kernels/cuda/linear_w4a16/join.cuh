@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/linear_w4a16/dense_common.cuh"
 #include "kernels/cuda/primitives/cluster.cuh"
+#include "kernels/cuda/primitives/mbarrier.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
 
 namespace flashquant::cuda {
@@ -136,8 +137,8 @@ class RankExchange {
   __device__ void Init() {
     if (lane_ != 0) return;
     for (int slot = 0; slot < args_.join_slots; ++slot) {
-      InitByteBarrier(barriers_ + 8 * slot);
-      ExpectBytes(barriers_ + 8 * slot, ExpectedBytes());
+      InitBarrier(barriers_ + 8 * slot, 1);
+      ArriveExpecting(barriers_ + 8 * slot, ExpectedBytes());
     }
     FenceBarrierInit();
   }
@@ -168,7 +169,7 @@ class RankExchange {
  private:
   // Waits for the parts of the oldest strip handed in, adds them and writes y.
   __device__ void Take() {
-    WaitForBytes(barriers_ + 8 * out_slot_, out_parity_);
+    WaitForPhase(barriers_ + 8 * out_slot_, out_parity_);
     const int local_g = lane_ >> 2;
     if (local_g < num_g_) {
       Accumulators<kBatchBlocks> sum;
@@ -187,7 +188,7 @@ class RankExchange {
       WriteOutputs<kBatchBlocks>(args_, strip, first_g_ + local_g, lane_ & 3, sum);
     }
     __syncwarp();
-    if (lane_ == 0) ExpectBytes(barriers_ + 8 * out_slot_, ExpectedBytes());
+    if (lane_ == 0) ArriveExpecting(barriers_ + 8 * out_slot_, ExpectedBytes());
     ++taken_;
     if (++out_slot_ == args_.join_slots) {
       out_slot_ = 0;

@@ -10,6 +10,7 @@
 #include "kernels/cuda/linear_w4a16/dense_int8.cuh"
 #include "kernels/cuda/linear_w4a16/join.cuh"
 #include "kernels/cuda/linear_w4a16/outlier_path.cuh"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/stage_ring.cuh"
 
 namespace flashquant::cuda {

@@ -12,7 +12,7 @@
 #include "kernels/cuda/linear_w4a16/many_rows_dequant.cuh"
 #include "kernels/cuda/linear_w4a16/many_rows_stages.cuh"
 #include "kernels/cuda/linear_w4a16/many_rows_sums.cuh"
-#include "kernels/cuda/primitives/stage_ring.cuh"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/wgmma.cuh"
 
 namespace flashquant::cuda {

@@ -8,6 +8,19 @@
 
 namespace flashquant::cuda {
 
+// A place in a ring of stages, and the parity of the phase in which the stage is filled.
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void Advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 // Shared addresses of the rings' barriers.
 template <int kRows>
 struct ManyRowsBarriers {

@@ -8,9 +8,9 @@
 
 namespace flashquant::cuda {
 
-// Split barrier of all threads of the cluster. It orders no memory but what InitByteBarrier wrote:
-// an arrival that did would wait for all copies under way. A warp must arrive as a whole: one lane
-// may still be starting copies.
+// Split barrier of all threads of the cluster. It orders no memory but what InitBarrier
+// (mbarrier.cuh) wrote: an arrival that did would wait for all copies under way. A warp must arrive
+// as a whole: one lane may still be starting copies.
 __device__ __forceinline__ void ClusterArrive() {
   __syncwarp();
 #if __CUDA_ARCH__ >= 900
@@ -24,40 +24,10 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
-// A barrier (8 bytes, 8-byte aligned) whose phases complete when ExpectBytes was called and so many
-// bytes have been stored with it, in either order. One thread calls these; FenceBarrierInit, behind
-// the last InitByteBarrier, makes barriers seen by the other blocks behind the next ClusterWait.
-__device__ __forceinline__ void InitByteBarrier(uint32_t shared_address) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address) : "memory");
-#endif
-}
-__device__ __forceinline__ void ExpectBytes(uint32_t shared_address, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address),
-               "r"(bytes)
-               : "memory");
-#endif
-}
+// Makes this thread's InitBarriers seen by the other blocks behind the next ClusterWait.
 __device__ __forceinline__ void FenceBarrierInit() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-// Waits for the phase of this parity and sees what was stored with it. (Acquiring at the cluster's
-// scope would empty the L1 cache and wait for all loads under way.)
-__device__ __forceinline__ void WaitForBytes(uint32_t shared_address, uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
-        "selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(shared_address), "r"(parity)
-        : "memory");
-  }
 #endif
 }
 
@@ -72,7 +42,9 @@ __device__ __forceinline__ uint32_t ClusterAddress(uint32_t shared_address, uint
   return address;
 }
 
-// Stores and, when it has arrived, counts 16 bytes on the barrier, which is in the same block.
+// Stores and, when it has arrived, counts 16 bytes on the barrier, which is in the same block. Its
+// block waits by WaitForPhase: acquiring at the cluster's scope would empty the L1 cache and wait
+// for all loads under way.
 __device__ __forceinline__ void StoreClusterAsync16(uint32_t cluster_address, const float4& v,
                                                     uint32_t cluster_barrier) {
 #if __CUDA_ARCH__ >= 900

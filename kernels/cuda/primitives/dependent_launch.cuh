@@ -9,15 +9,27 @@
 
 namespace flashquant::cuda {
 
+// In kernels that others than LaunchDependent launch: what follows Wait may read what the kernel
+// before wrote; Release lets the next kernel's blocks start (their own Wait still waits for the end
+// of this one). Both do nothing when the launch did not ask for it.
+__device__ __forceinline__ void WaitForPreviousKernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void ReleaseNextKernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The first statement of every kernel that LaunchDependent launches: lets the next kernel's blocks
 // be placed and start their own wait, and returns when the kernel before has ended and its writes
 // can be seen. A kernel's blocks are all placed before one of the next is, and what a kernel waits
 // for has itself waited, so the order of their work is that of the stream.
 __device__ __forceinline__ void BeginDependent() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+  ReleaseNextKernel();
+  WaitForPreviousKernel();
 }
 
 // Whether the device runs code that has the waits of BeginDependent: a newer device may run code

@@ -1,10 +1,21 @@
-// Warpgroup MMAs (sm_90a) with both operands in shared memory, asynchronous;
-// one function per PTX instruction. BF16 in, FP32 sums in registers.
+// Warpgroup MMAs (sm_90a) with both operands in shared memory, asynchronous; one function per PTX
+// instruction. BF16 in, FP32 sums in registers, of which warpgroups may have unequal shares.
 #pragma once
 
 #include <cstdint>
 
 namespace flashquant::cuda {
+
+// How many registers a thread of this warpgroup has from here on, a multiple of 8; all its warps
+// call it. More are there when other warpgroups have given theirs up.
+template <int kRegisters>
+__device__ __forceinline__ void GrowRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void GiveUpRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 // Before the first MMA behind a write to its sums.
 __device__ __forceinline__ void WgmmaFence() {

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false, Kv>::kThreads
     if (key < block.context) {
       loader.template Copy<kVector>(found, key, stage);
     } else {
-      asm volatile("cp.async.commit_group;" ::: "memory");
+      CommitCopies();
     }
   };
   RotationRow<Tile, kPaddedDim> own_rotation;
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, false, Kv>::kThreads
   int stage = 0;
   for (int key = first_key; key < block.context; key = steps.Next(key)) {
     const auto next = loader.Find(steps.Next(ahead));  // a turn before it is needed
-    asm volatile("cp.async.wait_group %0;" ::"n"(Tile::kStages - 1) : "memory");
+    WaitForCopiesAllBut<Tile::kStages - 1>();
     __syncthreads();
     uint8_t* keys = stages + stage * 2 * Tile::kStageBytes;
     if (has_own && own_key >= key && own_key < key + Tile::kKeys) {

@@ -4,18 +4,11 @@
 #include <cstdint>
 
 #include "kernels/cuda/backend/paged_attention/params.h"
+#include "kernels/cuda/primitives/cp_async.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
 #include "kernels/cuda/primitives/thread_index.cuh"
 
 namespace flashquant::cuda {
-
-// 16 bytes from global to shared memory, zeros when `valid` is false.
-__device__ __forceinline__ void CopyAsync16(uint32_t shared_address, const void* from, bool valid) {
-  const int source_bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(from),
-               "r"(source_bytes)
-               : "memory");
-}
 
 // Copies the rows of keys first .. first + kKeys of one KV head to both arrays of a stage; keys at
 // or beyond `end` become zeros and are not read. All threads of the block call it together.
@@ -67,7 +60,7 @@ class KeyLoader {
     } else {
       CopyElements(rows, to);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    CommitCopies();
   }
 
   template <bool kVector>
@@ -129,8 +122,8 @@ class KeyLoader {
       const bool valid = row != kNoRow;
       const int64_t from = static_cast<int64_t>(valid ? row : 0) * row_bytes + piece * 16;
       const uint32_t place = SharedAddress(to) + key * Tile::kRowBytes + piece * 16;
-      CopyAsync16(place, k_cache + from, valid);
-      CopyAsync16(place + Tile::kStageBytes, v_cache + from, valid);
+      CopyAsync16(place, k_cache + from, valid ? 16 : 0);
+      CopyAsync16(place + Tile::kStageBytes, v_cache + from, valid ? 16 : 0);
     }
   }
 

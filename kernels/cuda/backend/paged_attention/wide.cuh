@@ -108,9 +108,9 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, true, Kv>::kThreads)
       const auto next = loader.Find(key + 2 * Tile::kKeys);  // a turn before it is needed
       loader.template Copy<kVector>(found, key + Tile::kKeys, 1 - stage);
       found = next;
-      asm volatile("cp.async.wait_group 1;" ::: "memory");
+      WaitForCopiesAllBut<1>();
     } else {
-      asm volatile("cp.async.wait_group 0;" ::: "memory");
+      WaitForCopiesAllBut<0>();
     }
     __syncthreads();
     const uint8_t* keys = stages + stage * 2 * Tile::kStageBytes;
