@@ -9,23 +9,13 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 parity="memory linear attention kv_cache pointwise decoder_variant sample penalty"
-if [[ "${1:-}" == "--prebuilt" ]]; then
-  build="$2"
-  tests="$2"
-  export LD_LIBRARY_PATH="$2/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-else
-  build=build/cuda-dev
-  tests="$build/tests/parity"
-  cmake --preset cuda-dev
-  targets=(flashquant model_parity_test)
-  for op in $parity; do targets+=("${op}_parity_test"); done
-  cmake --build --preset cuda-dev --target "${targets[@]}"
-fi
-logs="$build/logs"
-mkdir -p "$logs"
+prebuilt=""
+if [[ "${1:-}" == "--prebuilt" ]]; then prebuilt="$2"; fi
+targets=(flashquant model_parity_test)
+for op in $parity; do targets+=("${op}_parity_test"); done
+source tests/gpu/common.sh
+use_programs "$prebuilt" "${targets[@]}"
 failed=0
-
-source tests/gpu/check.sh
 
 if ! "$tests/pointwise_parity_test" --gtest_list_tests | grep -q cuda; then
   echo "FAILED  no CUDA device that this build can use" >&2

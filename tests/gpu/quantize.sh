@@ -9,34 +9,28 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-build="" layers=32 tokens=131072 only=""
+prebuilt="" layers=32 tokens=131072 only=""
+usage() {
+  echo "usage: tests/gpu/run.sh quantize [--prebuilt DIR] [--layers N] [--tokens N] [--only parity|story|big]" >&2
+  exit 2
+}
 while [[ $# -gt 0 ]]; do
   case "$1" in
-    --prebuilt) build="$2" ;;
+    --prebuilt) prebuilt="$2" ;;
     --layers) layers="$2" ;;
     --tokens) tokens="$2" ;;
     --only) only="$2" ;;
-    *) echo "usage: tests/gpu/run.sh quantize [--prebuilt DIR] [--layers N] [--tokens N] [--only parity|story|big]" >&2; exit 2 ;;
+    *) usage ;;
   esac
   shift 2
 done
-if [[ -n "$build" ]]; then
-  tests="$build"
-  export LD_LIBRARY_PATH="$build/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-else
-  build=build/cuda-dev
-  tests="$build/tests/parity"
-  cmake --preset cuda-dev
-  cmake --build --preset cuda-dev --target flashquant quantizer_parity_test
-fi
+case "$only" in "" | parity | story | big) ;; *) usage ;; esac
+source tests/gpu/common.sh
+use_programs "$prebuilt" flashquant quantizer_parity_test
 program="$build/flashquant"
-logs="$build/logs"
-mkdir -p "$logs"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 failed=0
-
-source tests/gpu/check.sh
 
 parity() {
   check quantizer_parity timeout 200 "$tests/quantizer_parity_test" --gtest_filter='*/cuda'

@@ -13,16 +13,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-if [[ "${1:-}" == "--prebuilt" ]]; then
-  build="$2"
-  export LD_LIBRARY_PATH="$2/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-else
-  build=build/cuda-dev
-  cmake --preset cuda-dev
-  cmake --build --preset cuda-dev --target flashquant
-fi
-logs="$build/logs"
-mkdir -p "$logs"
+prebuilt=""
+if [[ "${1:-}" == "--prebuilt" ]]; then prebuilt="$2"; fi
+source tests/gpu/common.sh
+use_programs "$prebuilt" flashquant
 work="$(mktemp -d "${FQ_WORK_DIR:-/dev/shm}/fq_serve_XXXXXX")"
 trace="${FQ_TEST_DATA:-../shared}/data/traces/AzureLLMInferenceTrace_conv.csv"
 backend="${FQ_BACKEND:-cuda}" # cpu: a rehearsal of this script where there is no GPU
