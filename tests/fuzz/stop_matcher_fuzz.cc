@@ -9,40 +9,11 @@
 #include <vector>
 
 #include "engine/tokenizer/stop_matcher.h"
+#include "tests/support/reference_stop_match.h"
 
-namespace {
-
+using flashquant::ReferenceHeldBack;
+using flashquant::ReferenceStopMatch;
 using flashquant::StopMatch;
-
-std::optional<StopMatch> NaiveMatch(const std::string& text,
-                                    const std::vector<std::string>& sequences) {
-  for (size_t end = 1; end <= text.size(); ++end) {
-    std::optional<StopMatch> best;
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      const size_t length = sequences[i].size();
-      if (length == 0 || length > end) continue;
-      if (text.compare(end - length, length, sequences[i]) != 0) continue;
-      const auto begin = static_cast<int64_t>(end - length);
-      if (!best || begin < best->begin) {
-        best = StopMatch{static_cast<int32_t>(i), begin, static_cast<int64_t>(end)};
-      }
-    }
-    if (best) return best;
-  }
-  return std::nullopt;
-}
-
-int64_t NaiveHeldBack(const std::string& text, const std::vector<std::string>& sequences) {
-  size_t held = 0;
-  for (const std::string& s : sequences) {
-    for (size_t n = 1; n < s.size() && n <= text.size(); ++n) {
-      if (text.compare(text.size() - n, n, s, 0, n) == 0) held = std::max(held, n);
-    }
-  }
-  return static_cast<int64_t>(held);
-}
-
-}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   size_t pos = 0;
@@ -66,8 +37,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
     const std::string chunk = take(1u + data[pos] % 5);
     text += chunk;
     match = matcher.Feed(chunk);
-    if (!match && matcher.held_back() != NaiveHeldBack(text, sequences)) std::abort();
+    if (!match && matcher.held_back() != ReferenceHeldBack(text, sequences)) std::abort();
   }
-  if (match != NaiveMatch(text, sequences)) std::abort();
+  if (match != ReferenceStopMatch(text, sequences)) std::abort();
   return 0;
 }

@@ -8,36 +8,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/reference_stop_match.h"
 
 namespace flashquant {
 namespace {
-
-// The rule spelled out on the whole text: earliest end, then the longest, then the first.
-std::optional<StopMatch> NaiveMatch(const std::string& text,
-                                    const std::vector<std::string>& sequences) {
-  for (size_t end = 1; end <= text.size(); ++end) {
-    std::optional<StopMatch> best;
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      const std::string& s = sequences[i];
-      if (s.empty() || s.size() > end || text.compare(end - s.size(), s.size(), s) != 0) continue;
-      const StopMatch match{static_cast<int32_t>(i), static_cast<int64_t>(end - s.size()),
-                            static_cast<int64_t>(end)};
-      if (!best || match.begin < best->begin) best = match;
-    }
-    if (best) return best;
-  }
-  return std::nullopt;
-}
-
-int64_t NaiveHeldBack(const std::string& text, const std::vector<std::string>& sequences) {
-  size_t held = 0;
-  for (const std::string& s : sequences) {
-    for (size_t n = 1; n < s.size() && n <= text.size(); ++n) {
-      if (text.compare(text.size() - n, n, s, 0, n) == 0) held = std::max(held, n);
-    }
-  }
-  return static_cast<int64_t>(held);
-}
 
 TEST(StopMatcherTest, FindsASequenceAcrossSevenPieces) {
   const std::vector<std::string> sequences{"</stop>"};
@@ -116,10 +90,10 @@ TEST(StopMatcherTest, AgreesWithANaiveSearchForAnyCut) {
       match = matcher.Feed(text.substr(pos, num_bytes));
       pos += num_bytes;
       if (!match) {
-        ASSERT_EQ(matcher.held_back(), NaiveHeldBack(text.substr(0, pos), sequences));
+        ASSERT_EQ(matcher.held_back(), ReferenceHeldBack(text.substr(0, pos), sequences));
       }
     }
-    ASSERT_EQ(match, NaiveMatch(text, sequences)) << "round " << round << " text " << text;
+    ASSERT_EQ(match, ReferenceStopMatch(text, sequences)) << "round " << round << " text " << text;
     num_matches += match ? 1 : 0;
   }
   EXPECT_GT(num_matches, 1000);
