@@ -24,6 +24,19 @@ TEST(RopeTableTest, LinearScalingDividesEveryFrequency) {
   EXPECT_FLOAT_EQ(frequencies[3], 0.00025f);
 }
 
+// Published: theta * (factor * length / max_position - (factor - 1)) ^ (d / (d - 2)) for a text of
+// `length` beyond max_position; we run none, so theta stays.
+TEST(RopeTableTest, DynamicScalingLeavesTheModelsOwnContextAsItIs) {
+  const std::vector<float> frequencies =
+      RopeInverseFrequencies({.type = RopeType::kDynamic, .theta = 10000.0, .factor = 4.0}, 8);
+  const double factor_at_max_position = 4.0 * 1.0 - (4.0 - 1.0);
+  const double theta = 10000.0 * std::pow(factor_at_max_position, 8.0 / 6.0);
+  for (size_t pair = 0; pair < 4; ++pair) {
+    EXPECT_FLOAT_EQ(frequencies[pair],
+                    static_cast<float>(std::pow(theta, -static_cast<double>(pair) / 4.0)));
+  }
+}
+
 // Wave lengths for theta 10000 and 8 dimensions: 6.28, 62.8, 628, 6283 tokens. With original 1024,
 // low 1 and high 4: below 256 unchanged, above 1024 divided, and 628 blended.
 TEST(RopeTableTest, Llama3KeepsShortWavesStretchesLongOnesAndBlendsBetween) {
