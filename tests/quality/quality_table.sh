@@ -2,7 +2,7 @@
 # Quality of quantized checkpoints as a Markdown table: bytes, relative output error on the calibration
 # text, perplexity of another text with the 95% interval of its distance to BF16's (window by window),
 # KL divergence and top-1 agreement. Not part of the test run (many minutes); its output is in
-# README.md and deploy/demo-model/README.md.
+# README.md beside this and deploy/demo-model/README.md.
 #
 # Usage: tests/quality/quality_table.sh [-b FLASHQUANT] [-m MODEL_DIR] [-t TEXT] [-w WINDOWS] [-c CONTEXT]
 #                                       [-C CALIBRATION] [-s SKIP] [-n TOKENS] [-o WORK_DIR] [CONFIG ...]
