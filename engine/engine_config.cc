@@ -21,7 +21,8 @@ absl::Status EngineConfig::Validate() const {
   FQ_RETURN_IF_ERROR(CheckRange("max_sequences", max_sequences, 1, 4096));
   FQ_RETURN_IF_ERROR(CheckRange("token_budget", token_budget, 1, 1 << 17));
   FQ_RETURN_IF_ERROR(CheckRange("max_waiting", max_waiting, 1, 1 << 20));
-  FQ_RETURN_IF_ERROR(CheckRange("block_tokens", block_tokens, 1, 1024));
+  // Positions times this stay below 2^32, which the GPU's division by it needs.
+  FQ_RETURN_IF_ERROR(CheckRange("block_tokens", block_tokens, 1, 256));
   FQ_RETURN_IF_ERROR(CheckRange("num_blocks", num_blocks, 0, 1 << 26));
   FQ_RETURN_IF_ERROR(CheckRange("row_multiple", row_multiple, 1, 4096));
   FQ_RETURN_IF_ERROR(CheckRange("priority_ageing_ms", priority_ageing_ms, 1, 3'600'000));

@@ -52,7 +52,7 @@ void CheckShapes(bool quick) {
     spec.layout = OutlierLayout::kRaggedRecords;
     LinearCase c(spec, kMaxM);
     if (quick) {
-      Verify(c, {17, 64, 100});
+      Verify(c, {17, 64, 96, 100});
     } else {
       Verify(c, {1, 7, 8, 9, 16, 31, 32, 33, 64, 65, 96, 100, 128, 129, 200, 256, 257});
     }
@@ -73,9 +73,9 @@ void CheckGroupsAndDensities(bool quick) {
         spec.seed = static_cast<uint64_t>(group + 2) * 10 + static_cast<uint64_t>(zeros);
         LinearCase c(spec, kMaxM);
         if (quick) {
-          Verify(c, {40});
+          Verify(c, {40, 144});
         } else {
-          Verify(c, {1, 8, 16, 31, 32, 33, 64, 65, 128, 200, 256});
+          Verify(c, {1, 8, 16, 31, 32, 33, 64, 65, 128, 144, 200, 256});
         }
       }
     }
@@ -95,7 +95,7 @@ void CheckLayouts() {
       spec.tile_n = tile_n;
       spec.tile_k = tile_n == 128 ? 256 : 64;
       LinearCase c(spec, kMaxM);
-      Verify(c, {17, 33, 70, 140});
+      Verify(c, {17, 33, 70, 100, 140});
     }
   }
 }
@@ -110,7 +110,7 @@ void CheckRaces() {
     spec.group_size = 64;
     spec.density = density;
     LinearCase c(spec, kMaxM);
-    for (int i = 0; i < 100; ++i) Verify(c, {32, 20, 64, 40, 128, 228});
+    for (int i = 0; i < 100; ++i) Verify(c, {32, 20, 64, 40, 96, 144, 128, 228});
   }
 }
 
@@ -120,7 +120,7 @@ void CheckRepeatsAndRows() {
   spec.n = 4096;
   spec.density = 0.03;
   LinearCase c(spec, kMaxM);
-  for (const int m : {24, 64, 200}) {
+  for (const int m : {24, 64, 144, 200}) {
     const DeviceScratch scratch = Scratch(c, m);
     CheckRepeats(c, Params(c, scratch, m), 1000, Launch);
     CheckRowIndependence(c, Params(c, scratch, m), Launch);

@@ -113,6 +113,27 @@ TEST_P(AttentionParityTest, DecodeOverLongContextsSeesEveryKey) {
   }
 }
 
+// Rows times KV heads decide into how many blocks a GPU cuts a decode row.
+TEST_P(AttentionParityTest, FewAndManyRowsAndKvHeads) {
+  const bool gpu = backend().info().name == "cuda";
+  for (const int32_t num_kv_heads : gpu ? std::vector{8, 20, 50, 75, 110} : std::vector{8}) {
+    at_once_ = true;
+    MakeCache({.num_heads = 2 * num_kv_heads, .num_kv_heads = num_kv_heads, .head_dim = 16});
+    const int32_t lengths[] = {311, 300, 257, 40};
+    std::vector<StepSequence> before;
+    std::vector<StepSequence> step;
+    std::vector<double> expected;
+    for (int32_t s = 0; s < 4; ++s) {
+      before.push_back({lengths[s] - 1, lengths[s] - 1});
+      step.push_back({lengths[s], 1});
+      const std::vector<double> all = Expected(s, lengths[s]);
+      expected.insert(expected.end(), all.end() - shape_.num_heads * shape_.head_dim, all.end());
+    }
+    RunStep(before);
+    EXPECT_TRUE(AllWithin(RunStep(step), expected, Tolerance())) << num_kv_heads << " KV heads";
+  }
+}
+
 TEST_P(AttentionParityTest, ManyHeadsOnOneKvHead) {
   for (const bool at_once : {false, true}) {
     at_once_ = at_once;

@@ -116,11 +116,11 @@ bool HasLinearManyRows() {
 }
 
 int64_t LinearManyRowsWorkspaceBytes(int32_t m, int32_t num_sms) {
-  return int64_t{num_sms} * 2 * kTileN * ManyRowsTileRows(m) * int64_t{sizeof(float)};
+  return ManyRowsWorkspaceFloats(m, num_sms) * int64_t{sizeof(float)};
 }
 
 int64_t LinearManyRowsCounters(const PackedLayout& layout, int32_t m) {
-  return ManyRowsTiles(layout, m);
+  return ManyRowsCounters(layout, m);
 }
 
 cudaError_t LaunchLinearManyRows(const LinearW4A16Params& p, cudaStream_t stream) {

@@ -21,6 +21,16 @@ int ManyRowsTiles(const PackedLayout& layout, int m) {
   return CeilDiv(layout.num_strips, kTileStrips) * CeilDiv(m, ManyRowsTileRows(m));
 }
 
+int64_t ManyRowsWorkspaceFloats(int m, int num_blocks) {
+  // More rows may have smaller tiles.
+  const int tile_rows = m > 96 ? 128 : ManyRowsTileRows(m);
+  return int64_t{num_blocks} * 2 * kTileN * tile_rows;
+}
+
+int64_t ManyRowsCounters(const PackedLayout& layout, int m) {
+  return int64_t{CeilDiv(layout.num_strips, kTileStrips)} * std::max(1, CeilDiv(m, 96));
+}
+
 ManyRowsLayout LayOutManyRows(const PackedLayout& layout, int tile_rows, int shared_bytes) {
   const int x_halves = XStages(tile_rows) * XStageHalves(tile_rows);
   ManyRowsLayout shared;

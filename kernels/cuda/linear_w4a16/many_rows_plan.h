@@ -1,8 +1,8 @@
 // The kernel for many rows: who computes what, and what it takes. Pure host arithmetic.
 //
-// A tile is 128 channels and up to 32, 64, 96 or 128 rows. Tiles, each with all its units of K, stand
-// in one line that is cut evenly over one block per SM (Stream-K); a tile that lies in more than
-// one block is joined through the workspace.
+// A tile is 128 channels and up to 32, 64, 96 or 128 rows. Tiles, each with all its units of K,
+// stand in one line that is cut evenly over one block per SM (Stream-K); a tile that lies in more
+// than one block is joined through the workspace.
 #pragma once
 
 #include <cstdint>
@@ -49,10 +49,15 @@ struct ManyRowsLayout {
   int32_t raw_stages = 0;
 };
 
-// Rows of a tile for m rows: 32, 64, or that of 96 and 128 of which the tiles hold fewer rows.
+// Rows of a tile for m rows: 32 or 64 up to 64 rows; above, 96 where tiles of 96 hold fewer rows in
+// all than tiles of 128, else 128.
 int ManyRowsTileRows(int m);
 
 int ManyRowsTiles(const PackedLayout& layout, int m);
+
+// FP32 elements of workspace, and counters, that are enough for any number of rows up to m.
+int64_t ManyRowsWorkspaceFloats(int m, int num_blocks);
+int64_t ManyRowsCounters(const PackedLayout& layout, int m);
 
 // What fits in `shared_bytes`, 1023 of which alignment may take; raw_stages 0 when it does not.
 ManyRowsLayout LayOutManyRows(const PackedLayout& layout, int tile_rows, int shared_bytes);

@@ -1,5 +1,6 @@
 // cp.async (sm_80 and later): copies of 16 bytes from global to shared memory that each thread
-// queues for itself, in groups. Source: PTX ISA, "Data Movement: cp.async".
+// queues for itself, in groups; both addresses are multiples of 16. Source: PTX ISA, "Data
+// Movement: cp.async".
 #pragma once
 
 #include <cstdint>

@@ -9,9 +9,9 @@
 
 namespace flashquant::cuda {
 
-// In kernels that others than LaunchDependent launch: what follows Wait may read what the kernel
-// before wrote; Release lets the next kernel's blocks start (their own Wait still waits for the end
-// of this one). Both do nothing when the launch did not ask for it.
+// What follows WaitForPreviousKernel may read what the kernel before wrote; ReleaseNextKernel lets
+// the next kernel's blocks start (their own wait is still for the end of this one). Both do nothing
+// when the launch did not ask for it.
 __device__ __forceinline__ void WaitForPreviousKernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -23,10 +23,9 @@ __device__ __forceinline__ void ReleaseNextKernel() {
 #endif
 }
 
-// The first statement of every kernel that LaunchDependent launches: lets the next kernel's blocks
-// be placed and start their own wait, and returns when the kernel before has ended and its writes
-// can be seen. A kernel's blocks are all placed before one of the next is, and what a kernel waits
-// for has itself waited, so the order of their work is that of the stream.
+// Both. Every kernel that LaunchDependent launches calls it before it reads what kernels before it
+// wrote, or writes at all. A kernel's blocks are all placed before one of the next is, and what a
+// kernel waits for has itself waited, so the order of their work is that of the stream.
 __device__ __forceinline__ void BeginDependent() {
   ReleaseNextKernel();
   WaitForPreviousKernel();

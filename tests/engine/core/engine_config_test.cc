@@ -26,7 +26,7 @@ TEST(EngineConfigTest, NamesTheKeyTheRangeAndTheValue) {
       {&EngineConfig::max_sequences, 0, "max_sequences: must be within 1 and 4096 (got 0)"},
       {&EngineConfig::token_budget, 0, "token_budget: must be within 1 and 131072 (got 0)"},
       {&EngineConfig::max_waiting, 0, "max_waiting: must be within 1 and 1048576 (got 0)"},
-      {&EngineConfig::block_tokens, 2000, "block_tokens: must be within 1 and 1024 (got 2000)"},
+      {&EngineConfig::block_tokens, 2000, "block_tokens: must be within 1 and 256 (got 2000)"},
       {&EngineConfig::num_blocks, -7, "num_blocks: must be within 0 and 67108864 (got -7)"},
       {&EngineConfig::num_blocks, 1, "num_blocks: must be 0 or at least 2 (got 1)"},
       {&EngineConfig::row_multiple, 4097, "row_multiple: must be within 1 and 4096 (got 4097)"},

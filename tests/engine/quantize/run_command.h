@@ -1,4 +1,5 @@
-// Runs flashquant quantize, inspect, compare and perplexity by their command lines, inside the test.
+// Runs flashquant quantize, inspect, compare and perplexity by their command lines, inside the
+// test.
 #pragma once
 
 #include <algorithm>

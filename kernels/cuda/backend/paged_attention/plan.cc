@@ -43,11 +43,11 @@ void AddPrefillRows(const Rows& rows, int32_t group, int32_t sliding_window, int
 }  // namespace
 
 int DecodeRanks(int64_t num_units, int num_sms, bool cluster) {
-  constexpr int64_t kBlocksPerSm = 2;
-  const int64_t at_once = kBlocksPerSm * num_sms;
-  if (num_units > at_once) return cluster ? 2 : 1;
+  constexpr int64_t kSpreadBlocksPerSm = 2;
+  constexpr int64_t kMostBlocksPerSm = 3;  // with heads of 128, by their shared memory
+  if (num_units > kMostBlocksPerSm * num_sms) return cluster ? 2 : 1;
   int ranks = kMaxDecodeRanks;
-  while (num_units * ranks > at_once) ranks /= 2;
+  while (ranks > 1 && num_units * ranks > kSpreadBlocksPerSm * num_sms) ranks /= 2;
   return ranks;
 }
 

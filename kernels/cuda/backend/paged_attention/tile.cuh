@@ -1,8 +1,8 @@
 // The attention tile: online softmax over steps of 64 keys (32 for D above 128) with tensor cores,
-// in the manner of FlashAttention-2. Keys and values of a step arrive in two shared-memory stages
-// by cp.async. In a wide tile each warp owns 16 virtual rows and sees all keys of a step; in a
-// narrow one all warps have the same 16 rows and 16 keys of each step, with sums of their own that
-// are joined at the end, so that a decode row is not left to one warp.
+// in the manner of FlashAttention-2. Keys and values of a step arrive in two or three shared-memory
+// stages by cp.async. In a wide tile each warp owns 16 virtual rows and sees all keys of a step; in
+// a narrow one all warps have the same 16 rows and 16 keys of each step, with sums of their own
+// that are joined at the end, so that a decode row is not left to one warp.
 //
 // Steps begin at multiples of their length from position 0 and masked keys add exact zeros, so a
 // row's bits do not depend on the other rows of its tile nor on how its prompt was chunked.

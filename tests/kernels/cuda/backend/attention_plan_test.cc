@@ -157,6 +157,8 @@ TEST(AttentionPlanTest, FewDecodeRowsAreSpreadOverTheDevice) {
 }
 
 TEST(AttentionPlanTest, MoreDecodeRowsThanRunAtOnceAreHalvedWhereBlocksJoinInAClusterOnly) {
+  EXPECT_EQ(DecodeRanks(396, 132, true), 1);
+  EXPECT_EQ(DecodeRanks(397, 132, true), 2);
   EXPECT_EQ(DecodeRanks(512, 132, true), 2);
   EXPECT_EQ(DecodeRanks(512, 132, false), 1);
 }

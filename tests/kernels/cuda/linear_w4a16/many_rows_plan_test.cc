@@ -88,6 +88,16 @@ TEST(ManyRowsTilesTest, TilesHaveTheFewestEmptyRows) {
   for (const auto& [m, tile_rows] : rows) EXPECT_EQ(ManyRowsTileRows(m), tile_rows) << m;
 }
 
+TEST(ManyRowsTilesTest, WhatIsReservedForManyRowsIsEnoughForFewer) {
+  const PackedLayout layout = Layout(1, false, 0);
+  for (int most = 1; most <= 512; ++most) {
+    for (int m = 1; m <= most; ++m) {
+      ASSERT_GE(ManyRowsWorkspaceFloats(most, 1), 2 * kTileN * ManyRowsTileRows(m)) << most << m;
+      ASSERT_GE(ManyRowsCounters(layout, most), ManyRowsTiles(layout, m)) << most << ' ' << m;
+    }
+  }
+}
+
 // The kernel moves registers between warpgroups, which waits for ever for what there is not.
 TEST(ManyRowsRegistersTest, RolesHaveTogetherWhatTheBlockStartsWith) {
   constexpr int kEach = kRegisters / kManyRowsThreads / 8 * 8;
