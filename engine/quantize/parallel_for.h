@@ -1,4 +1,4 @@
-// ParallelFor for the off-line quantizer: threads that live for one call.
+// ParallelFor for off-line work (quantizer, quality tools): threads that live for one call.
 //
 // Not the backend's thread pool (engine/ must not see kernels/cpu), and not for the serving path.
 #pragma once

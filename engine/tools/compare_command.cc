@@ -162,7 +162,8 @@ void PrintModel(const ComparedModel& model) {
 
 void PrintTable(const CompareOptions& options, std::span<const ComparedModel> models) {
   const ComparedWindow sum = Total(models.front());
-  fmt::print("{} windows of {} tokens\n", models.front().windows.size(), options.windows.context);
+  fmt::print("{} windows of {} tokens, {} apart\n", models.front().windows.size(),
+             options.windows.context, options.windows.distance());
   fmt::print("{:>10}  {:>9}  {:>22}  {:>9}  {:>8}\n", "perplexity", "over A", "95% interval",
              "KL, nats", "top-1");
   fmt::print("{:>10.5f}  {:>9}  {:>22}  {:>9}  {:>8}  {}\n",

@@ -63,8 +63,8 @@ absl::Status RunPerplexity(const PerplexityOptions& options) {
   if (!std::isfinite(sum)) {
     return DataLossError("{}: the model gives values that are not finite", options.model);
   }
-  fmt::print("tokens {}  windows {}  context {}\nperplexity {:.5f}\n", tokens.size(),
-             windows.size(), options.windows.context,
+  fmt::print("tokens {}  windows {}  context {}  stride {}\nperplexity {:.5f}\n", tokens.size(),
+             windows.size(), options.windows.context, options.windows.distance(),
              std::exp(sum / static_cast<double>(num_scored)));
   return absl::OkStatus();
 }

@@ -19,6 +19,8 @@ struct TextWindowFlags {
   int32_t context = 512;    // tokens per window
   int32_t stride = 0;       // at most context; 0: context
   int32_t max_windows = 0;  // 0: all
+
+  int32_t distance() const { return stride > 0 ? stride : context; }  // of windows' beginnings
 };
 
 struct TextWindow {

@@ -2,7 +2,7 @@
 // largest layer of Llama-3-8B (the paper's encoder takes 100 s).
 //
 //   encode_bench [--benchmark_filter=...]
-// Outliers are random, as many in each tile column as the density asks for, given in rows as the
+// Each weight is an outlier with the density's probability; they are given in rows, as the
 // quantizer gives them.
 #include <cstdint>
 #include <random>
@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kOutputs = 14336;
 constexpr int64_t kInputs = 4096;
 
-// Rows in order, each with `in_thousand` of its inputs.
+// Rows in order; each weight is drawn with probability in_thousand / 1000.
 std::vector<TileCooSlot> RandomSlots(int64_t in_thousand) {
   std::mt19937 random(1);
   std::vector<TileCooSlot> slots;
