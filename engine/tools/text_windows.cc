@@ -38,7 +38,7 @@ absl::StatusOr<std::string> ReadWindowedText(const TextWindowFlags& flags) {
 
 absl::StatusOr<std::vector<TextWindow>> CutTextWindows(const TextWindowFlags& flags,
                                                        std::span<const int32_t> tokens) {
-  const int32_t stride = flags.stride == 0 ? flags.context : flags.stride;
+  const int32_t stride = flags.distance();
   if (stride > flags.context) {
     return InvalidArgumentError("--stride: must be at most --context (limit {}, got {})",
                                 flags.context, stride);
