@@ -22,7 +22,9 @@ def K1(program, short, report):
         randoms, peak, done = random.Random(1), [0.0], []
 
         async def one(clients, number):
-            await clients.whole(ids_request([5, 6, 7, number % 100], 64, seed=number))
+            request = ids_request([5, 6, 7, number % 100], 64, seed=number)
+            request.sampling.temperature = 0  # as in the engine's measurement
+            await clients.whole(request)
             done.append(time.monotonic())
 
         async def run():
