@@ -13,6 +13,7 @@ import time
 from soak_gate import first_answer, gate, watching
 from soak_tools import Clients, Server, ids_request
 
+
 def h2load(server, requests, clients, streams):
     """Calls of Tokenize by another HTTP/2 stack; whether all were served."""
     with tempfile.NamedTemporaryFile() as body:

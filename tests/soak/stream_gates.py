@@ -9,6 +9,7 @@ import time
 from soak_gate import first_answer, gate, prompt_of, watching
 from soak_tools import Clients, Server, SilentReaders, at_most, grpc, ids_request, kernel_send_mb
 
+
 @gate
 def K1(program, short, report):
     """Many streams at once: 10 connections with 100 each, 64 tokens."""
