@@ -23,6 +23,14 @@ import metric_list
 import monitoring_test
 import promql_names
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+import python_client  # noqa: E402
+
+STUBS = python_client.make_stubs()
+import grpc  # noqa: E402
+from flashquant.v1 import inference_pb2 as pb  # noqa: E402
+from flashquant.v1 import inference_service_pb2_grpc as service  # noqa: E402
+
 SERIES_BUDGET = 1000
 # What prometheus-cpp adds about the page itself.
 OF_THE_LIBRARY = "exposer_"
@@ -112,15 +120,35 @@ class Served:
         return subprocess.run([self.program, "generate", "--target", self.target, *arguments],
                               capture_output=True, timeout=DEADLINE_SECONDS, check=False).returncode
 
+    def crowd(self):
+        """Twelve answers at once, of one process: programs that start meet or not by how fast they start. Four run, whose
+        100 tokens each need 28 of the 20 KV blocks; then two come that take the place of others, and six of which some
+        find the queue full."""
+        def start(priority):
+            return stub.Generate(pb.GenerateRequest(
+                text="Once upon a time", priority=priority, stop=pb.StopConditions(max_output_tokens=100, ignore_eos=True),
+                output=pb.OutputOptions(tokens_per_message=1)), timeout=DEADLINE_SECONDS)
+
+        with grpc.insecure_channel(self.target, options=[("grpc.enable_retries", 0)]) as channel:
+            stub = service.InferenceServiceStub(channel)
+            calls = []
+            for _ in range(4):  # each once the one before runs: four at once would not all fit the queue
+                calls.append(start(0))
+                while not next(calls[-1]).HasField("delta"):
+                    pass
+            calls += [start(10) for _ in range(2)] + [start(0) for _ in range(6)]
+            for call in calls:
+                try:
+                    for _ in call:
+                        pass
+                except grpc.RpcError as error:
+                    if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        raise
+
     def load(self):
-        """A round over PATHS. Four answers of 100 tokens need 28 of the 20 KV blocks; of 12 some find the queue full, and
-        two of them take the place of others."""
+        """A round over PATHS."""
+        self.crowd()
         call = [self.program, "generate", "--target", self.target, "--prompt", "Once upon a time", "--ignore-eos"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        calls = [subprocess.Popen([*call, "--max-tokens", "100", "--priority", "10" if i in (4, 5) else "0"], **quiet)
-                 for i in range(12)]
-        for running in calls:
-            running.wait(DEADLINE_SECONDS)
         for seed in range(8):  # where a story often ends
             self.generate("--prompt", "They lived happily ever after.", "--max-tokens", "2", "--seed", str(seed))
         self.generate("--prompt", "Once upon a time", "--stop", "a", "--max-tokens", "200")

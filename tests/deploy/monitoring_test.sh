@@ -10,6 +10,6 @@ for tool in promtool prometheus python3; do
 done
 python3 -c 'import yaml' 2>/dev/null || { echo "skipped: needs python3-yaml"; exit 77; }
 if (($# > 0)); then
-  exec python3 -B tests/deploy/live_metrics_test.py "$1"
+  exec bash tests/e2e/python_client_test.sh tests/deploy/live_metrics_test.py "$1"
 fi
 exec python3 -B tests/deploy/monitoring_test.py
