@@ -2,8 +2,6 @@
 // start that fails says why in one line and ends with a fixed exit code.
 #include "server/serve_process.h"
 
-#include <malloc.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -25,6 +23,7 @@
 #include "kernels/base/status_macros.h"
 #include "prometheus/counter.h"
 #include "prometheus/registry.h"
+#include "server/free_memory.h"
 #include "server/inference_server.h"
 #include "server/listener_probe.h"
 #include "server/logging.h"
@@ -116,6 +115,7 @@ class ServeProcess {
     FQ_RETURN_IF_ERROR(load_status);
     FQ_RETURN_IF_ERROR(Serve());
     WatchSteps();
+    memory_check_ = GiveFreeMemoryBack([this] { return server_->live_calls(); });
     WaitUntil([&] { return signals_.stop_signals() > 0 || failed_.load() || deaf_.load(); });
     step_watchdog_.reset();
     return failed_.load() ? EndFailed() : Drain();
@@ -123,8 +123,7 @@ class ServeProcess {
 
   absl::Status Listen() {
     FQ_RETURN_IF_ERROR(RaiseOpenFileLimit());
-    // gRPC's threads each get an arena otherwise, and bursts are then never given back.
-    mallopt(M_ARENA_MAX, 2);
+    LimitFreeMemory();
     InitLogging(config_.log_level, &metrics_);
     InstallCrashHandler(fmt::format("flashquant {}, revision {}", FQ_VERSION, FQ_REVISION),
                         config_.core_files);
@@ -270,7 +269,8 @@ class ServeProcess {
   }
 
   void CloseServer() {
-    listener_watchdog_.reset();  // it asks the server for its port
+    listener_watchdog_.reset();  // both ask the server
+    memory_check_.reset();
     server_.reset();
   }
 
@@ -323,6 +323,7 @@ class ServeProcess {
   std::atomic<bool> deaf_{false};   // the listener does not answer
   std::unique_ptr<PeriodicCheck> listener_watchdog_;
   std::unique_ptr<PeriodicCheck> step_watchdog_;
+  std::unique_ptr<PeriodicCheck> memory_check_;
 };
 
 }  // namespace
