@@ -7,13 +7,13 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "engine/scheduler/scheduler.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/support/fake_step_runner.h"
+#include "tests/support/paused_sequences.h"
 
 namespace flashquant {
 namespace {
@@ -49,7 +49,7 @@ class Run {
       Operation();
       CheckInvariants();
     }
-    for (const SequenceId id : std::set<SequenceId>(paused_)) SetPaused(id, false);
+    paused_.ResumeAll();
     for (int step = 0; !live_.empty(); ++step) {
       Require(step < 20'000, "no progress");
       while (scheduler_.num_uncommitted() > 0) Commit();
@@ -149,7 +149,7 @@ class Run {
   }
   void Gone(SequenceId id) {
     live_.erase(id);
-    paused_.erase(id);
+    paused_.Forget(id);
   }
   SequenceId AnyLive() {
     auto chosen = live_.begin();
@@ -159,19 +159,8 @@ class Run {
   void ReleaseOne() {
     if (!live_.empty()) Release(AnyLive());
   }
-  void SetPaused(SequenceId id, bool paused) {
-    scheduler_.SetPaused(id, paused);
-    if (paused) {
-      paused_.insert(id);
-    } else {
-      paused_.erase(id);
-    }
-  }
   void TogglePause() {
-    if (live_.empty()) return;
-    const SequenceId id = AnyLive();
-    // As the engine does it: only what has been scheduled can have a full stream.
-    if (scheduler_.Find(id)->state != SequenceState::kWaiting) SetPaused(id, !paused_.contains(id));
+    if (!live_.empty()) paused_.Toggle(AnyLive());
   }
   void CheckInvariants() {
     Require(scheduler_.blocks_unaccounted() == 0, "unaccounted blocks");
@@ -193,7 +182,7 @@ class Run {
   Scheduler scheduler_;
   FakeStepRunner runner_;
   std::map<SequenceId, Expected> live_;
-  std::set<SequenceId> paused_;
+  PausedSequences paused_{&scheduler_};
   SequenceId next_id_ = 0;
   TimePoint now_{};
 };

@@ -18,6 +18,7 @@
 #include "tests/engine/scheduler/scheduler_reference.h"
 #include "tests/engine/scheduler/uniform_steps_reference.h"
 #include "tests/support/fake_step_runner.h"
+#include "tests/support/paused_sequences.h"
 #include "tests/support/status_matchers.h"
 
 namespace flashquant {
@@ -76,7 +77,7 @@ class RandomRun {
       if (Uniform(1, 1000) <= scenario_.clear_permille) ClearCache();
       OneStep();
     }
-    for (SequenceId id : std::set<SequenceId>(paused_)) SetPaused(id, false);
+    paused_.ResumeAll();
     for (int step = 0; !live_.empty() && !testing::Test::HasFailure(); ++step) {
       OneStep();
       ASSERT_LT(step, 5000) << "no progress";
@@ -158,7 +159,7 @@ class RandomRun {
   }
   void Forget(SequenceId id) {
     live_.erase(id);
-    paused_.erase(id);
+    paused_.Forget(id);
     reference_.Remove(id);
   }
   void CancelOne() {
@@ -169,20 +170,8 @@ class RandomRun {
     scheduler_.Release(id, ReleaseReason::kCancelled);
     Forget(id);
   }
-  void SetPaused(SequenceId id, bool paused) {
-    ++num_operations_;
-    scheduler_.SetPaused(id, paused);
-    if (paused) {
-      paused_.insert(id);
-    } else {
-      paused_.erase(id);
-    }
-  }
   void TogglePause() {
-    if (live_.empty()) return;
-    const SequenceId id = AnyLive();
-    // As the engine does it: only what has been scheduled can have a full stream.
-    if (scheduler_.Find(id)->state != SequenceState::kWaiting) SetPaused(id, !paused_.contains(id));
+    if (!live_.empty() && paused_.Toggle(AnyLive())) ++num_operations_;
   }
   void ClearCache() {
     ++num_operations_;
@@ -197,7 +186,7 @@ class RandomRun {
     if (in_flight_ == 0) {
       // Nothing in flight and nothing planned: nobody unpaused may be left, unless paused ones that
       // cannot be preempted hold the pool.
-      if (!launched && live_.size() > paused_.size() && !ProtectedPausedExists()) {
+      if (!launched && live_.size() > paused_.ids().size() && !ProtectedPausedExists()) {
         ADD_FAILURE() << "something waits, nothing runs, and no plan";
       }
       return;
@@ -206,7 +195,7 @@ class RandomRun {
     Commit();
   }
   bool ProtectedPausedExists() {
-    return std::ranges::any_of(paused_, [&](SequenceId id) {
+    return std::ranges::any_of(paused_.ids(), [&](SequenceId id) {
       return scenario_.uniform_steps ||
              scheduler_.Find(id)->num_preemptions >= Scheduler::kMaxPreemptions;
     });
@@ -340,7 +329,7 @@ class RandomRun {
   SchedulerReference reference_;
   UniformStepsReference uniform_;
   std::map<SequenceId, Expected> live_;
-  std::set<SequenceId> paused_;
+  PausedSequences paused_{&scheduler_};
   std::vector<std::map<SequenceId, int32_t>> launched_;  // tokens that each sampled row has seen
   int64_t now_ms_ = 0;
   SequenceId next_id_ = 0;
