@@ -30,7 +30,6 @@ namespace {
 constexpr int kMaxReceiveBytes = 4 << 20;
 constexpr int kMaxAdminReceiveBytes = 64 << 10;  // a request id, or a question of reflection
 constexpr int kMaxSendBytes = 4 << 20;
-constexpr size_t kMemoryQuotaBytes = size_t{512} << 20;
 constexpr int kMinPingIntervalMs = 20 * 1000;
 constexpr int kMaxConnectionIdleMs = 15 * 60 * 1000;
 constexpr int kMaxConnectionAgeMs = 30 * 60 * 1000;
@@ -58,7 +57,7 @@ void AddArguments(const InferenceServerOptions& options, grpc::ServerBuilder* bu
   builder->SetMaxReceiveMessageSize(kMaxReceiveBytes);
   builder->SetMaxSendMessageSize(kMaxSendBytes);
   grpc::ResourceQuota quota("flashquant");
-  quota.Resize(kMemoryQuotaBytes);
+  quota.Resize(static_cast<size_t>(options.memory_quota_bytes));
   builder->SetResourceQuota(quota);
 }
 

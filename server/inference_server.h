@@ -30,6 +30,9 @@ struct InferenceServerOptions {
   Duration keepalive_timeout = std::chrono::seconds(20);
   Duration slow_reader = std::chrono::seconds(10);
   Duration max_request_duration = std::chrono::seconds(600);
+  // What gRPC may hold, of messages that have not come whole above all: it looks at a message's
+  // length only then. Beyond it the library resets streams that hold much.
+  int64_t memory_quota_bytes = int64_t{512} << 20;
 };
 
 // Version of the gRPC library.

@@ -6,6 +6,7 @@ matrix: a small window is the true slow reader, because nothing between the serv
 import base64
 import gzip
 import re
+import select
 import shutil
 import socket
 import struct
@@ -27,6 +28,7 @@ from google.rpc import error_details_pb2, status_pb2  # noqa: E402
 
 STEERED = sys.argv[2]
 WINDOW = 1024
+QUOTA = 64 << 20  # steered_server's, for what gRPC holds
 
 
 def framed(message):
@@ -65,11 +67,21 @@ class Connection:
     def flush(self):
         self.socket.sendall(self.h2.data_to_send())
 
-    def start(self, request, method="Generate", body=None, headers=()):
+    def receive(self):
+        data = self.socket.recv(65536)
+        if not data:
+            raise ConnectionError("closed by the server")
+        return data
+
+    def send_headers(self, method="Generate", headers=()):
         stream = self.h2.get_next_available_stream_id()
         self.h2.send_headers(stream, [(":method", "POST"), (":scheme", "http"), (":authority", "x"),
                                       (":path", python_client.SERVICE + method), ("te", "trailers"),
                                       ("content-type", "application/grpc"), ("user-agent", "h2"), *headers])
+        return stream
+
+    def start(self, request, method="Generate", body=None, headers=()):
+        stream = self.send_headers(method, headers)
         body = body or framed(request)
         for at in range(0, len(body), 16384):
             self.h2.send_data(stream, body[at:at + 16384], end_stream=at + 16384 >= len(body))
@@ -79,10 +91,7 @@ class Connection:
 
     def pump(self, reads=lambda stream: True):
         """Takes one piece from the socket; gives back the windows of the streams that are read."""
-        data = self.socket.recv(65536)
-        if not data:
-            raise EOFError("closed by the server")
-        for event in self.h2.receive_data(data):
+        for event in self.h2.receive_data(self.receive()):
             call = self.calls.get(getattr(event, "stream_id", None))
             if isinstance(event, h2.events.DataReceived):
                 call.data += event.data
@@ -159,6 +168,64 @@ class Http2Test(unittest.TestCase):
                                        headers=[("grpc-encoding", "gzip")])
         self.assertEqual(self.connection.finish(stream).status, "8")
         self.assert_whole(self.connection.finish(self.connection.start(request_of(3))), 3)
+        self.assertEqual(self.server.tell("leaks"), "ok")
+
+    def upload(self, connection, streams, size, declared):
+        """Begins calls whose messages never come whole: sends `size` bytes of each, as far as the server lets it. How
+        many bytes went, and how many calls it ended."""
+        left, sent = {}, 0
+        try:
+            for _ in range(streams):
+                stream = connection.send_headers()
+                connection.h2.send_data(stream, struct.pack(">BI", 0, declared))
+                left[stream] = size
+            connection.flush()
+            while any(left.values()):
+                pieces = {stream: min(connection.h2.local_flow_control_window(stream), 16384, rest)
+                          for stream, rest in left.items()}
+                stream, piece = max(pieces.items(), key=lambda item: item[1])
+                if piece > 0:
+                    connection.h2.send_data(stream, bytes(piece))
+                    connection.flush()
+                    sent += piece
+                    left[stream] -= piece
+                # Without credit there is only waiting for some, and a server in need may never give it.
+                if select.select([connection.socket], [], [], 0 if piece > 0 else 2)[0]:
+                    for event in connection.h2.receive_data(connection.receive()):
+                        if isinstance(event, (h2.events.StreamReset, h2.events.StreamEnded)):
+                            left.pop(event.stream_id, None)
+                        elif isinstance(event, h2.events.ConnectionTerminated):
+                            return sent, streams
+                    connection.flush()
+                elif piece == 0:
+                    break
+        except OSError:  # closed by the server
+            return sent, streams
+        return sent, streams - len(left)
+
+    def assert_others_are_served(self):
+        for _ in range(10):
+            other = Connection(self.server.target)
+            self.assert_whole(other.finish(other.start(request_of(3))), 3)
+            other.socket.close()
+
+    def test_message_without_an_end_is_cut_at_the_memory_quota(self):
+        attacker = Connection(self.server.target)
+        sent, ended = self.upload(attacker, 1, 1 << 30, declared=4000 << 20)
+        self.assertEqual(ended, 1)
+        self.assertLess(sent, 2 * QUOTA)
+        self.assert_others_are_served()
+        attacker.socket.close()
+        self.assertEqual(self.server.tell("leaks"), "ok")
+
+    def test_uploads_that_never_end_hold_up_nobody_else(self):
+        attackers = [Connection(self.server.target) for _ in range(3)]
+        sent, ended = zip(*(self.upload(attacker, 20, 3 << 20, declared=(3 << 20) + 100) for attacker in attackers))
+        self.assertGreater(sum(sent), 1.5 * QUOTA)
+        self.assertGreater(sum(ended), 0)
+        self.assert_others_are_served()
+        for attacker in attackers:
+            attacker.socket.close()
         self.assertEqual(self.server.tell("leaks"), "ok")
 
     def test_stream_that_is_reset_leaves_nothing(self):  # N1

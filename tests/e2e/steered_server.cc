@@ -40,6 +40,7 @@ TestServerOptions Options(const ServerSecurity* security) {
   options.server.reflection = true;
   options.server.admin_address = "127.0.0.1:0";
   options.server.slow_reader = std::chrono::seconds(1);
+  options.server.memory_quota_bytes = int64_t{64} << 20;
   options.max_request_duration = std::chrono::seconds(4);
   options.text_repeat = 2000;  // ten kilobytes per token: more than transports take in
   options.serve = false;
