@@ -156,6 +156,8 @@ def K13(program, short, report):
     for line in run.stdout.splitlines():
         if line.startswith("K13"):
             print(line)
+    if run.returncode != 0:
+        print(run.stdout[-2000:])
     report.equal("answers differ", run.returncode != 0, False)
 
 
