@@ -19,19 +19,58 @@ inline constexpr float kDigitLimit = 32512.0f;  // 127 * 256
 // steps: rows stand in the MMAs' order (XRow).
 __device__ __forceinline__ uint32_t LaneXRow(int lane) { return static_cast<uint32_t>(lane) * 16; }
 
-// One lane's part of a chunk and batch block: of row lane / 4, for each 32 features, 4 * (lane % 4)
-// .. + 3 and 16 more. Zero beyond m and k.
-__device__ __forceinline__ void LoadXChunk(const KernelArgs& args, int chunk, int batch_block,
-                                           int lane, uint32_t (&v)[4][4]) {
-  const int row = batch_block * kRowsPerBatchBlock + (lane >> 2);
-  const int k0 = chunk * kChunkK + (lane & 3) * 4;
-  const __nv_bfloat16* source = args.x + row * args.x_stride + k0;
+// Where a lane loads its part of the slice from: of row lane / 4 of each batch block, for each 32
+// features eight neighbours, of which lanes 0, 1, 2, 3 take those from 0, 16, 8 and 24 on. Half as
+// many bytes a lane would ask for every sector of a row on its own, which takes longer than the
+// latency.
+class XSource {
+ public:
+  // Worked out in full before this returns: it is used first where every instruction delays all.
+  __device__ XSource(const KernelArgs& args, int first_chunk, int lane)
+      : rows_left_(args.m - (lane >> 2)), block_pitch_(args.x_stride * kRowsPerBatchBlock) {
+    const int k0 = first_chunk * kChunkK + (lane & 1) * 16 + (lane & 2) * 4;
+    features_left_ = args.k - k0;
+    source_ = args.x + (lane >> 2) * args.x_stride + k0;
+    asm volatile("" : "+l"(source_), "+l"(block_pitch_), "+r"(features_left_), "+r"(rows_left_));
+  }
+
+  // `chunk`: in the slice. Zero beyond m and k.
+  __device__ void Load(int chunk, int batch_block, uint32_t (&v)[4][4]) const {
+    const __nv_bfloat16* source = source_ + batch_block * block_pitch_ + chunk * kChunkK;
+    const int left = batch_block * kRowsPerBatchBlock < rows_left_ ? features_left_ : 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const bool inside = row < args.m && k0 + 16 * i < args.k;
-    const uint2 pair = inside ? LoadGlobal8(source + 16 * i) : uint2{0, 0};
-    v[i / 2][i % 2 * 2] = pair.x;
-    v[i / 2][i % 2 * 2 + 1] = pair.y;
+    for (int i = 0; i < 4; ++i) {
+      const bool inside = chunk * kChunkK + 32 * i < left;
+      const uint4 words = inside ? LoadGlobal16(source + 32 * i) : uint4{0, 0, 0, 0};
+      v[i][0] = words.x;
+      v[i][1] = words.y;
+      v[i][2] = words.z;
+      v[i][3] = words.w;
+    }
+  }
+
+ private:
+  const __nv_bfloat16* source_;
+  int rows_left_;
+  int features_left_;
+  int64_t block_pitch_;
+};
+
+// Makes of what XSource loads what MMAs ask of a lane: for each 32 features 4 * (lane % 4) .. + 3
+// and 16 more.
+__device__ __forceinline__ void TradeHalves(int lane, uint32_t (&v)[4][4]) {
+  const bool odd = (lane & 1) != 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[i][j] : v[i][j + 2], 1);
+      if (odd) {
+        v[i][j] = got;
+      } else {
+        v[i][j + 2] = got;
+      }
+    }
   }
 }
 
@@ -39,6 +78,13 @@ __device__ __forceinline__ void LoadXChunk(const KernelArgs& args, int chunk, in
 __device__ __forceinline__ float RowSum(float v) {
   v += __shfl_xor_sync(0xffffffffu, v, 1);
   return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+// To two units in the last place, which is less than a hundredth of a digit.
+__device__ __forceinline__ float FastReciprocal(float v) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(v));
+  return inverse;
 }
 
 // The largest magnitude in the row's chunk, as BF16 bits; NaN is larger than all.
@@ -92,7 +138,7 @@ __device__ __forceinline__ void StoreSums(float* sums, int batch_blocks, int lan
   }
 }
 
-// `chunk`: in the slice.
+// `v`: as TradeHalves leaves it; `chunk`: in the slice.
 template <int kBatchBlocks, int kGroups, bool kZeros>
 __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, const uint32_t (&v)[4][4],
                                             int chunk, int batch_block, uint8_t* shared, int lane) {
@@ -118,7 +164,7 @@ __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, const uint32
   const float most = LowBf16(RowMagnitude(v));
   // Below, the reciprocal would be infinite; such a chunk counts as zeros. A NaN stays one.
   constexpr float kSmallest = 1e-30f;
-  const float inverse = most < kSmallest ? 0.0f : kDigitLimit / most;
+  const float inverse = most < kSmallest ? 0.0f : FastReciprocal(most * (1.0f / kDigitLimit));
   // Codes enter as 16 * (q - 8).
   if ((lane & 3) == 0) {
     reinterpret_cast<float*>(shared + args.shared.scales_offset)[slot + (lane >> 2)] =
@@ -145,15 +191,15 @@ __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, const uint32
   }
 }
 
-// Stages chunks first_chunk .. first_chunk + num_chunks - 1 of K. All warps of the block share the
+// Stages the slice's `num_chunks` chunks. All warps of the block share the
 // work; the caller puts a block barrier behind it. A warp has the loads of several chunks in flight
 // at once: their latency is most of this function's time. `after_loads` is called once, behind the
 // first loads.
 template <int kBatchBlocks, int kGroups, bool kZeros, typename AfterLoads>
-__device__ __forceinline__ void StageActivations(const KernelArgs& args, int first_chunk,
+__device__ __forceinline__ void StageActivations(const KernelArgs& args, const XSource& x,
                                                  int num_chunks, uint8_t* shared, int warp,
                                                  int lane, AfterLoads&& after_loads) {
-  constexpr int kInFlight = 3;
+  constexpr int kInFlight = 4;
   const int num_items = num_chunks * kBatchBlocks;
   int first = warp;
 #pragma unroll 1
@@ -163,13 +209,14 @@ __device__ __forceinline__ void StageActivations(const KernelArgs& args, int fir
     for (int j = 0; j < kInFlight; ++j) {
       const int item = first + j * args.num_warps;
       if (item >= num_items) break;
-      LoadXChunk(args, first_chunk + item / kBatchBlocks, item % kBatchBlocks, lane, v[j]);
+      x.Load(item / kBatchBlocks, item % kBatchBlocks, v[j]);
     }
     if (first == warp) after_loads();
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) {
       const int item = first + j * args.num_warps;
       if (item >= num_items) break;
+      TradeHalves(lane, v[j]);
       StoreXChunk<kBatchBlocks, kGroups, kZeros>(args, v[j], item / kBatchBlocks,
                                                  item % kBatchBlocks, shared, lane);
     }

@@ -20,34 +20,17 @@ namespace flashquant::cuda {
 struct BlockShare {
   int rank;
   int strip_begin;
-  int num_strips;
   int unit_begin;  // of a strip: the block's part of K
   int num_units;   // of a strip
-  FastDivisor by_units;
+  const RunBegin* runs;
 
   __device__ BlockShare(const KernelArgs& args) : rank(static_cast<int>(blockIdx.x)) {
     const int split = static_cast<int>(blockIdx.y);
     strip_begin = args.strips.Begin(split);
-    num_strips = args.strips.Size(split);
     unit_begin = args.units.Begin(rank);
     num_units = args.units.Size(rank);
-    by_units = args.by_units[rank < args.units.remainder ? 1 : 0];
-  }
-};
-
-// Where a warp's run begins: the strips are cut evenly, so that all ranks agree which are whole
-// whatever their number of units.
-struct RunBegin {
-  int strip;  // local
-  bool cut;   // inside the strip, which is then shared
-  int unit;   // local unit
-
-  __device__ RunBegin(const KernelArgs& args, const BlockShare& share, int warp) {
-    const int fraction = share.num_strips * warp;
-    strip = args.by_warps.Divide(fraction);
-    const int rest = fraction - strip * args.num_warps;
-    cut = rest != 0;
-    unit = strip * share.num_units + args.by_warps.Divide(rest * share.num_units);
+    runs =
+        args.runs[split < args.strips.remainder ? 1 : 0][rank < args.units.remainder ? 1 : 0].begin;
   }
 };
 
@@ -136,7 +119,9 @@ class RankExchange {
   // Before the cluster's first barrier.
   __device__ void Init() {
     if (lane_ != 0) return;
-    for (int slot = 0; slot < args_.join_slots; ++slot) {
+#pragma unroll
+    for (int slot = 0; slot < kMaxJoinSlots; ++slot) {
+      if (slot >= args_.join_slots) break;
       InitBarrier(barriers_ + 8 * slot, 1);
       ArriveExpecting(barriers_ + 8 * slot, ExpectedBytes());
     }
@@ -177,7 +162,7 @@ class RankExchange {
       const float4* parts =
           reinterpret_cast<const float4*>(slots_ + out_slot_ * JoinSlotBytes()) + lane_;
       const uint32_t pitch = args_.join_groups * 4;
-#pragma unroll 2
+#pragma unroll 4
       for (int rank = 0; rank < args_.num_ranks; ++rank) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
@@ -277,20 +262,18 @@ __device__ __forceinline__ void HandIn(const KernelArgs& args, const BlockShare&
 // Behind a block barrier: adds the warps' parts of the shared strip whose first cut is this warp's
 // begin, if there is one.
 template <int kBatchBlocks, bool kCluster>
-__device__ void CombineWarps(const KernelArgs& args, const BlockShare& share,
+__device__ void CombineWarps(const KernelArgs& args, const BlockShare& share, const RunBegin& begin,
                              RankExchange<kBatchBlocks>& exchange, uint8_t* shared, int warp,
                              int lane) {
-  if (warp == 0) return;
-  const RunBegin begin(args, share, warp);
-  RunBegin run(args, share, warp - 1);
-  if (!begin.cut || (run.cut && run.strip == begin.strip)) return;
-  const int strip_begin = begin.strip * share.num_units;
+  if (!begin.first_cut()) return;
+  RunBegin run = share.runs[warp - 1];
+  const int strip_begin = begin.strip() * share.num_units;
   const int strip_end = strip_begin + share.num_units;
   Accumulators<kBatchBlocks> sum;
   Clear<kBatchBlocks>(sum);
 #pragma unroll 1
   for (int w = warp - 1; run.unit < strip_end && w < args.num_warps; ++w) {
-    const RunBegin next(args, share, w + 1);
+    const RunBegin next = share.runs[w + 1];
     if (max(run.unit, strip_begin) < min(next.unit, strip_end)) {
       const uint32_t offset = next.unit > strip_end
                                   ? args.shared.first_slots_offset + w * SlotBytes(kBatchBlocks)
@@ -303,7 +286,7 @@ __device__ void CombineWarps(const KernelArgs& args, const BlockShare& share,
     }
     run = next;
   }
-  HandIn<kBatchBlocks, kCluster, true>(args, share, exchange, begin.strip, lane, sum);
+  HandIn<kBatchBlocks, kCluster, true>(args, share, exchange, begin.strip(), lane, sum);
 }
 
 }  // namespace flashquant::cuda

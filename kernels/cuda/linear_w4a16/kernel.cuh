@@ -21,10 +21,19 @@ struct UnitCursor {
   int unit;   // inside the block's part of the strip
   int unit_of_layer;
 
-  __device__ UnitCursor(const KernelArgs& args, const BlockShare& share, int local_unit) {
-    strip = share.by_units.Divide(local_unit);
-    unit = local_unit - strip * share.num_units;
+  __device__ UnitCursor(const KernelArgs& args, const BlockShare& share, const RunBegin& run) {
+    strip = run.strip();
+    unit = run.unit - strip * share.num_units;
     unit_of_layer = (share.strip_begin + strip) * args.num_units + share.unit_begin + unit;
+  }
+  __device__ void Skip(const KernelArgs& args, const BlockShare& share, int count) {
+    unit_of_layer += count;
+    unit += count;
+    while (unit >= share.num_units) {
+      unit -= share.num_units;
+      ++strip;
+      unit_of_layer += args.num_units - share.num_units;
+    }
   }
   __device__ void Next(const KernelArgs& args, const BlockShare& share) {
     ++unit_of_layer;
@@ -48,6 +57,15 @@ class RecordSizes {
  public:
   static constexpr uint32_t kMany = kMaxPieceBytes / 16 + 1;
 
+  // Lane i has that of unit i, 0 behind the last.
+  __device__ RecordSizes(int lane, uint32_t num_16bytes) {
+    const uint32_t size = min(num_16bytes, kMany) << (kBits * (lane % kInWord));
+    const uint32_t low = __reduce_or_sync(0xffffffffu, lane < kInWord ? size : 0);
+    const uint32_t high =
+        __reduce_or_sync(0xffffffffu, lane >= kInWord && lane < kMaxStages ? size : 0);
+    sizes_ = low | static_cast<uint64_t>(high) << (kBits * kInWord);
+  }
+
   __device__ uint32_t Pop() {
     const auto size = static_cast<uint32_t>(sizes_) & kMask;
     sizes_ >>= kBits;
@@ -60,10 +78,12 @@ class RecordSizes {
 
  private:
   static constexpr int kBits = 10;
+  static constexpr int kInWord = 3;
   static constexpr uint32_t kMask = (1u << kBits) - 1;
-  static_assert(kMany <= kMask && kBits * kMaxStages <= 64);
+  static_assert(kMany <= kMask && kMaxStages <= 2 * kInWord);
+  static_assert(kMaxStages == StageRing<true>::kMaxStages);
 
-  uint64_t sizes_ = 0;
+  uint64_t sizes_;
 };
 
 __device__ __forceinline__ uint32_t FirstPieceBytes(const OutlierRef& ref) {
@@ -90,9 +110,8 @@ __device__ __forceinline__ void AddMorePieces(const KernelArgs& args, const Unit
   for (uint32_t done = kPiece; done < ref.num_16bytes; done += kPiece) {
     const uint32_t size = min(ref.num_16bytes - done, kPiece);
     __syncwarp();
-    ring.CopyRest(stage, args.unit_dense_bytes,
-                  args.outliers + (static_cast<uint64_t>(ref.offset) + done) * 16, size * 16);
-    ring.WaitForAll(stage);
+    ring.CopyNow(stage, args.unit_dense_bytes,
+                 args.outliers + (static_cast<uint64_t>(ref.offset) + done) * 16, size * 16);
     const OutlierRounds rounds(ring.Address(stage) + args.unit_dense_bytes, size - 1, lane);
     AddOutliers<kBatchBlocks>(args, rounds, rounds.Load(0), x, lane, acc);
   }
@@ -139,16 +158,21 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
     const uint32_t outliers = sizes.Pop();
     OutlierRounds rounds;
     OutlierRounds::Round round = {};
-    if (outliers != 0) {
+    const auto load_first_round = [&] {
       rounds = OutlierRounds(record + args.unit_dense_bytes,
                              min(outliers, static_cast<uint32_t>(kMaxPieceBytes / 16)) - 1, lane);
       round = rounds.Load(0);
-    }
+    };
+    if (outliers != 0 && i != 0) load_first_round();
 #pragma unroll
     for (uint32_t c = 0; c < kUnitChunks; ++c) {
       AddChunk<kBatchBlocks, kGroups, kZeros>(args, record + c * chunk_bytes,
                                               static_cast<uint32_t>(at.unit) * kUnitChunks + c,
                                               shared_base, lane_x_row, lane, acc);
+    }
+    if (i == 0) {
+      ring.WaitForRest();
+      if (outliers != 0) load_first_round();
     }
     if (outliers != 0) {
       const uint32_t x =
@@ -198,59 +222,59 @@ __global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const BlockShare share(args);
-  const RunBegin run(args, share, warp);
-  const RunBegin run_end(args, share, warp + 1);
+  const RunBegin run = share.runs[warp];
+  const RunBegin run_end = share.runs[warp + 1];
   const int num_run = run_end.unit - run.unit;
-  const UnitCursor first(args, share, run.unit);
+  const UnitCursor first(args, share, run);
 
-  // Weights do not depend on the kernel before; activations, the workspace and y do.
+  // Weights do not depend on the kernel before; activations, the workspace and y do. A stage is
+  // asked for at once. The others come behind the activations: the requests of all blocks for them
+  // would hold up everybody's activations by a microsecond, which costs more than it brings.
+  const int num_fills = min(num_run, args.stages);
+  const int num_early = kBulk ? min(num_fills, 1) : num_fills;
   const uint32_t ring_offset = args.shared.ring_offset + warp * args.stages * args.stage_bytes;
   StageRing<kBulk> ring(SharedAddress(shared + ring_offset),
-                        SharedAddress(shared + warp * kMaxStages * 8), args.stages,
+                        SharedAddress(shared + warp * kRingBarrierBytes), args.stages, num_fills,
                         args.stage_bytes, lane);
   UnitCursor fill = first;
-  OutlierRef refs;  // of the unit in stage `lane`
-  RecordSizes sizes;
-  const int num_fills = min(num_run, args.stages);
+  const auto start_fills = [&](int begin, int end) {
 #pragma unroll 1
-  for (int i = 0; i < num_fills; ++i) {
-    ring.CopyFirst(i, DenseOf(args, fill), args.unit_dense_bytes);
-    if (lane == i) refs = LoadRef(args, fill);
-    fill.Next(args, share);
-  }
+    for (int i = begin; i < end; ++i) {
+      ring.StartFirst(i, DenseOf(args, fill), args.unit_dense_bytes);
+      fill.Next(args, share);
+    }
+  };
+  start_fills(0, num_early);
+  UnitCursor of_lane = first;
+  of_lane.Skip(args, share, min(lane, num_fills));
+  OutlierRef ref;  // of the unit in stage `lane`
+  if (lane < num_fills) ref = LoadRef(args, of_lane);
   ReleaseNextKernel();
+  const XSource x(args, share.unit_begin * kUnitChunks, lane);
   const bool cluster_join = kBulk && args.cluster_join;
-  const int first_whole = run.strip + (run.cut ? 1 : 0);
+  const int first_whole = run.strip() + (run.cut() ? 1 : 0);
   RankExchange<kBatchBlocks> exchange(args, shared, share.rank, share.strip_begin + first_whole,
-                                      run_end.strip - first_whole, warp, lane);
-  if (cluster_join) {
-    exchange.Init();
-    ClusterArrive();
-  }
+                                      run_end.strip() - first_whole, warp, lane);
   WaitForPreviousKernel();
-  // The references have had the time of the loads before them to arrive.
-  StageActivations<kBatchBlocks, kGroups, kZeros>(
-      args, share.unit_begin * kUnitChunks, share.num_units * kUnitChunks, shared, warp, lane, [&] {
-#pragma unroll 1
-        for (int i = 0; i < args.stages; ++i) {
-          if (i < num_fills) {
-            const OutlierRef ref = {__shfl_sync(0xffffffffu, refs.offset, i),
-                                    __shfl_sync(0xffffffffu, refs.num_16bytes, i)};
-            ring.CopyRest(i, args.unit_dense_bytes, OutliersOf(args, ref), FirstPieceBytes(ref));
-            sizes.Put(i, ref.num_16bytes);
-          } else {
-            ring.CopyNothing();
-          }
-        }
-      });
+  StageActivations<kBatchBlocks, kGroups, kZeros>(args, x, share.num_units * kUnitChunks, shared,
+                                                  warp, lane, [&] {
+                                                    if (cluster_join) {
+                                                      exchange.Init();
+                                                      ClusterArrive();
+                                                    }
+                                                  });
+  // The index comes from memory, and only now is there nothing else to do.
+  ring.StartRests(args.unit_dense_bytes, OutliersOf(args, ref), FirstPieceBytes(ref));
+  const RecordSizes sizes(lane, ref.num_16bytes);
   __syncthreads();
+  start_fills(num_early, num_fills);
   // All blocks of the cluster run: their shared memory may be written.
   if (cluster_join) ClusterWait();
   RunUnits<kBatchBlocks, kGroups, kZeros, kBulk>(args, share, first, num_run, first_whole,
-                                                 run_end.strip, fill, ring, exchange, sizes, shared,
-                                                 ring_offset, warp, lane);
+                                                 run_end.strip(), fill, ring, exchange, sizes,
+                                                 shared, ring_offset, warp, lane);
   __syncthreads();
-  CombineWarps<kBatchBlocks, kBulk>(args, share, exchange, shared, warp, lane);
+  CombineWarps<kBatchBlocks, kBulk>(args, share, run, exchange, shared, warp, lane);
   if (cluster_join) exchange.TakeAll();
 }
 

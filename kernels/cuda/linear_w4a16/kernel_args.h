@@ -11,43 +11,46 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/linear_w4a16/run_table.h"
 #include "kernels/cuda/linear_w4a16/shared_layout.h"
 #include "kernels/cuda/primitives/host_device.h"
 
 namespace flashquant::cuda {
 
+// Arguments are read from memory at each launch, 64 bytes when the first of them is used, and a
+// warp waits each time: what comes before the first copy is together, and begins where they do.
 struct KernelArgs {
-  const __nv_bfloat16* x;
-  __nv_bfloat16* y;
-  int64_t x_stride;
-  int64_t y_stride;
+  const uint8_t* dense;
+  EvenSplit strips;   // over splits
+  EvenSplit units;    // over ranks
+  int32_t num_units;  // of a strip
+  uint32_t unit_dense_bytes;
+  int32_t num_warps;
+  int32_t stages;
+  uint32_t stage_bytes;
+  SharedLayout shared;
+
   int32_t m;  // at most 8 * kBatchBlocks
   int32_t k;
-  int32_t n;
-  int32_t num_strips;
-  int32_t num_units;  // of a strip
-  int32_t num_ranks;
-  int32_t num_warps;
-  EvenSplit strips;         // over splits
-  EvenSplit units;          // over ranks
-  FastDivisor by_units[2];  // by a rank's units: units.quotient and one more
-  FastDivisor by_warps;
-  int32_t join_slots;  // of a warp, see RankExchange
-  int32_t join_lag;
-  uint32_t join_groups;                      // groups of four channels that a rank owns at most
-  uint8_t join_first[kMaxClusterRanks + 1];  // [r]: the first group of rank r; 8 behind the last
-  bool cluster_join;  // ranks are the blocks of a cluster and join through its shared memory
-
-  const uint8_t* dense;
+  const __nv_bfloat16* x;
+  int64_t x_stride;
   const OutlierRef* outlier_index;  // nullptr: no outliers
   const uint8_t* outliers;
-  uint32_t unit_dense_bytes;
+
+  bool cluster_join;  // ranks are the blocks of a cluster and join through its shared memory
+  uint8_t join_first[kMaxClusterRanks + 1];  // [r]: the first group of rank r; 8 behind the last
+  uint32_t join_groups;                      // groups of four channels that a rank owns at most
+  int32_t join_slots;                        // of a warp, see RankExchange
+  int32_t join_lag;
+  int32_t num_ranks;
+  int32_t num_strips;
+  int32_t n;
+  __nv_bfloat16* y;
+  int64_t y_stride;
   float* workspace;
   uint32_t* counters;
 
-  SharedLayout shared;
-  uint32_t stage_bytes;
-  int32_t stages;
+  RunTable runs[2][2];  // [strips of the block, 1 more][units of a strip, 1 more]
 };
 
 }  // namespace flashquant::cuda

@@ -120,9 +120,12 @@ KernelArgs CommonArgs(const LinearW4A16Params& p) {
   args.num_units = p.layout.num_units;
   args.strips = EvenSplit(p.layout.num_strips, p.plan.num_splits);
   args.units = EvenSplit(p.layout.num_units, p.plan.num_ranks);
-  args.by_units[0] = FastDivisor(args.units.quotient);
-  args.by_units[1] = FastDivisor(args.units.quotient + 1);
-  args.by_warps = FastDivisor(p.plan.num_warps);
+  for (int more_strips = 0; more_strips < 2; ++more_strips) {
+    for (int more_units = 0; more_units < 2; ++more_units) {
+      args.runs[more_strips][more_units] = CutRuns(
+          args.strips.quotient + more_strips, args.units.quotient + more_units, p.plan.num_warps);
+    }
+  }
   const JoinSlots slots = ChooseJoinSlots(p.layout, p.plan);
   args.join_slots = slots.count;
   args.join_lag = slots.lag;

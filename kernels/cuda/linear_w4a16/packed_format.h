@@ -58,8 +58,8 @@ FQ_HOST_DEVICE constexpr uint32_t BlockOf(uint32_t channel) { return channel / 2
 FQ_HOST_DEVICE constexpr uint32_t RowOf(uint32_t channel) { return channel / 4 + channel % 2 * 8; }
 
 // Row of shared memory for a feature's activations: its place along K in the MMA that reads it, so
-// that the eight rows of one matrix follow each other (features 0, 1, 4, 5, 8, 9, 12, 13 of every 16,
-// then the others).
+// that the eight rows of one matrix follow each other (features 0, 1, 4, 5, 8, 9, 12, 13 of every
+// 16, then the others).
 FQ_HOST_DEVICE constexpr uint32_t XRow(uint32_t feature) {
   return (feature & ~14u) | (feature >> 1 & 6) | (feature << 2 & 8);
 }

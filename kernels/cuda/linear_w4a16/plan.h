@@ -41,7 +41,7 @@ struct PassPlan {
 };
 
 // Whether the kernel can number the layer's units with this plan: less than 4096 along K, 2^20 in a
-// block (FastDivisor's range), 2^31 in all.
+// block, 2^31 in all.
 bool CanNumberUnits(const PackedLayout& layout, const LinearPlan& plan);
 
 // Bytes of shared memory besides the ring: barriers, activations and their sums, partial sums.

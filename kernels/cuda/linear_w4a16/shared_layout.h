@@ -13,9 +13,10 @@ namespace flashquant::cuda {
 
 inline constexpr int kMaxStages = 6;
 inline constexpr int kMaxJoinSlots = 4;
-// A barrier for each stage of each warp, then barriers on which the other ranks' parts complete,
-// one for each of a warp's join slots.
-inline constexpr uint32_t kJoinBarrierOffset = kMaxWarpsPerBlock * kMaxStages * 8;
+// The barriers of each warp's ring (StageRing), then barriers on which the other ranks' parts
+// complete, one for each of a warp's join slots.
+inline constexpr uint32_t kRingBarrierBytes = (kMaxStages + 1) * 8;
+inline constexpr uint32_t kJoinBarrierOffset = kMaxWarpsPerBlock * kRingBarrierBytes;
 inline constexpr uint32_t kSharedHeadBytes =
     kJoinBarrierOffset + kMaxWarpsPerBlock * kMaxJoinSlots * 8;
 static_assert(kSharedHeadBytes % 16 == 0);
@@ -39,6 +40,7 @@ constexpr uint32_t JoinGroups(int ranks) {
 
 // Bytes from the start of shared memory; barriers come first.
 struct SharedLayout {
+  uint32_t ring_offset = 0;         // the last part
   uint32_t sums_offset = 0;         // FP32 [chunk][group][batch block][8]: sums of x over a group
   uint32_t scales_offset = 0;       // FP32 [chunk][batch block][8]: scale of a row's digits / 16
   uint32_t digits_offset = 0;       // [chunk][k32 step][batch block][lane][16 bytes]
@@ -46,7 +48,6 @@ struct SharedLayout {
   uint32_t x_block_pitch = 0;       // bytes of one batch block
   uint32_t first_slots_offset = 0;  // one slot per warp, or none, see join.cuh
   uint32_t join_slots_offset = 0;   // with cluster_join, see RankExchange
-  uint32_t ring_offset = 0;         // the rest
 };
 
 constexpr uint32_t RoundUp(uint32_t value, uint32_t multiple) {

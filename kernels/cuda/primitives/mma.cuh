@@ -70,9 +70,12 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
 
 // Of global memory that another kernel may have written while this one had already begun: not
 // through the read-only path.
-__device__ __forceinline__ uint2 LoadGlobal8(const void* address) {
-  uint2 v;
-  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(address) : "memory");
+__device__ __forceinline__ uint4 LoadGlobal16(const void* address) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address)
+               : "memory");
   return v;
 }
 

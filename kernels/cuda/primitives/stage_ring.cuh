@@ -11,49 +11,66 @@
 
 namespace flashquant::cuda {
 
-// Filling: CopyBoth, or CopyFirst then CopyRest, for each stage in the order 0, 1, ..., stages - 1,
-// 0, ...; where nothing is left to copy, CopyNothing instead, so that the number of fills is the
-// same on all paths. At the start CopyFirst of several stages may go before their CopyRest. All
-// lanes call all functions, and have passed a __syncwarp behind the last read of what was in the
-// stage.
+// Filling: CopyBoth for each stage in the order 0, 1, ..., stages - 1, 0, ... The first time
+// instead StartFirst of each stage, when where the rest comes from is not known yet, then
+// StartRests; the rest may be read behind WaitForRest. Where nothing is left to copy, CopyNothing
+// instead of CopyBoth, so that the number of fills is the same on all paths. All lanes call all
+// functions, and have passed a __syncwarp behind the last read of what was in the stage.
 template <bool kBulk>
 class StageRing;
 
 template <>
 class StageRing<true> {
  public:
+  // At most this many stages; a warp's barriers are one more.
+  static constexpr int kMaxStages = 6;
+
   // `base`: shared address of the first stage, 16-byte aligned; `barriers`: shared address of
-  // `stages` 8-byte words of this warp. At most 32 stages.
-  __device__ StageRing(uint32_t base, uint32_t barriers, int stages, uint32_t stage_bytes, int lane)
+  // kMaxStages + 1 8-byte words of this warp; `num_used`: stages that will be filled.
+  __device__ StageRing(uint32_t base, uint32_t barriers, int /*stages*/, int num_used,
+                       uint32_t stage_bytes, int lane)
       : base_(base), barriers_(barriers), stage_bytes_(stage_bytes), lane_(lane) {
     if (lane == 0) {
-      for (int i = 0; i < stages; ++i) {
-        InitBarrier(barriers + 8 * i, 1);
+      InitBarrier(RestBarrier(), 1);
+#pragma unroll
+      for (int i = 0; i < kMaxStages; ++i) {
+        if (i < num_used) InitBarrier(Barrier(i), 1);
       }
       FenceProxies();
     }
     __syncwarp();
   }
 
-  // `bytes` is a multiple of 16 and may be 0.
-  __device__ void CopyFirst(int stage, const uint8_t* source, uint32_t bytes) {
-    if (lane_ != 0 || bytes == 0) return;
-    ExpectMore(Barrier(stage), bytes);
-    Copy(stage, 0, source, bytes);
-  }
-  // `offset`: in the stage.
-  __device__ void CopyRest(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
+  // Here and below `bytes` is a multiple of 16 and not 0, `rest_bytes` may be 0.
+  __device__ void StartFirst(int stage, const uint8_t* source, uint32_t bytes) {
     if (lane_ != 0) return;
     ArriveExpecting(Barrier(stage), bytes);
-    if (bytes != 0) Copy(stage, offset, source, bytes);
+    Copy(stage, 0, source, bytes, Barrier(stage));
   }
-  // `bytes` not 0.
+  // Of all stages: lane i has that of stage i, 0 bytes behind the last. `offset`: in a stage.
+  __device__ void StartRests(uint32_t offset, const uint8_t* rest_source, uint32_t rest_bytes) {
+    if (rest_bytes != 0) {
+      ExpectMore(RestBarrier(), rest_bytes);
+      Copy(lane_, offset, rest_source, rest_bytes, RestBarrier());
+    }
+    __syncwarp();
+    if (lane_ == 0) Arrive(RestBarrier());
+  }
+  __device__ void WaitForRest() { WaitForPhase(RestBarrier(), 0); }
+  // Copies to one place in a stage that is in use, and waits.
+  __device__ void CopyNow(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
+    if (lane_ == 0) {
+      ArriveExpecting(Barrier(stage), bytes);
+      Copy(stage, offset, source, bytes, Barrier(stage));
+    }
+    Wait(stage);
+  }
   __device__ void CopyBoth(int stage, const uint8_t* source, uint32_t bytes,
                            const uint8_t* rest_source, uint32_t rest_bytes) {
     if (lane_ != 0) return;
     ArriveExpecting(Barrier(stage), bytes + rest_bytes);
-    Copy(stage, 0, source, bytes);
-    if (rest_bytes != 0) Copy(stage, bytes, rest_source, rest_bytes);
+    Copy(stage, 0, source, bytes, Barrier(stage));
+    if (rest_bytes != 0) Copy(stage, bytes, rest_source, rest_bytes, Barrier(stage));
   }
   __device__ void CopyNothing() {}
 
@@ -64,13 +81,13 @@ class StageRing<true> {
     WaitForPhase(Barrier(stage), parities_ >> stage & 1);
     parities_ ^= 1u << stage;
   }
-  // The same, for a fill out of the order.
-  __device__ void WaitForAll(int stage) { Wait(stage); }
 
  private:
   __device__ uint32_t Barrier(int stage) const { return barriers_ + 8 * stage; }
-  __device__ void Copy(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
-    BulkCopy(Address(stage) + offset, source, bytes, Barrier(stage));
+  __device__ uint32_t RestBarrier() const { return barriers_ + 8 * kMaxStages; }
+  __device__ void Copy(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes,
+                       uint32_t barrier) {
+    BulkCopy(Address(stage) + offset, source, bytes, barrier);
   }
 
   uint32_t base_;
@@ -83,22 +100,37 @@ class StageRing<true> {
 template <>
 class StageRing<false> {
  public:
-  // At most 6 stages.
-  __device__ StageRing(uint32_t base, uint32_t /*barriers*/, int stages, uint32_t stage_bytes,
-                       int lane)
+  static constexpr int kMaxStages = 6;
+
+  __device__ StageRing(uint32_t base, uint32_t /*barriers*/, int stages, int /*num_used*/,
+                       uint32_t stage_bytes, int lane)
       : base_(base), stages_(stages), stage_bytes_(stage_bytes), lane_(lane) {}
 
-  __device__ void CopyFirst(int stage, const uint8_t* source, uint32_t bytes) {
+  // The first time both parts of a stage are one group too: a group of the rest of all stages would
+  // hold up the first one.
+  __device__ void StartFirst(int stage, const uint8_t* source, uint32_t bytes) {
     Copy(Address(stage), source, bytes);
   }
-  __device__ void CopyRest(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
+  __device__ void StartRests(uint32_t offset, const uint8_t* rest_source, uint32_t rest_bytes) {
+    for (int i = 0; i < stages_; ++i) {
+      const auto address = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(rest_source), i);
+      Copy(Address(i) + offset, reinterpret_cast<const uint8_t*>(address),
+           __shfl_sync(0xffffffffu, rest_bytes, i));
+      CommitCopies();
+    }
+  }
+  __device__ void WaitForRest() {}
+  __device__ void CopyNow(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
     Copy(Address(stage) + offset, source, bytes);
     CommitCopies();
+    WaitForCopiesAllBut<0>();
+    __syncwarp();
   }
   __device__ void CopyBoth(int stage, const uint8_t* source, uint32_t bytes,
                            const uint8_t* rest_source, uint32_t rest_bytes) {
-    CopyFirst(stage, source, bytes);
-    CopyRest(stage, bytes, rest_source, rest_bytes);
+    Copy(Address(stage), source, bytes);
+    Copy(Address(stage) + bytes, rest_source, rest_bytes);
+    CommitCopies();
   }
   // An empty group, so that "all but the newest n groups" keeps its meaning at the end.
   __device__ void CopyNothing() { CommitCopies(); }
@@ -107,10 +139,6 @@ class StageRing<false> {
 
   __device__ void Wait(int /*stage*/) {
     WaitForCopiesAllBut(stages_ - 1);
-    __syncwarp();
-  }
-  __device__ void WaitForAll(int /*stage*/) {
-    WaitForCopiesAllBut<0>();
     __syncwarp();
   }
 

@@ -1,6 +1,6 @@
 // Tests of what the kernel's joins rely on: shared memory for every part that a warp leaves, slots
-// for every strip that it may be waiting for, and exact division. Who does what is found here by
-// going through all strips, not by the kernel's arithmetic.
+// for every strip that it may be waiting for. Who does what is found here by going through all
+// strips, not by the kernel's arithmetic.
 #include "kernels/cuda/linear_w4a16/shared_layout.h"
 
 #include <algorithm>
@@ -130,24 +130,6 @@ TEST(SharedLayoutTest, FewerRowsNeedNoMoreSharedMemory) {
       }
     }
   });
-}
-
-TEST(FastDivisorTest, IsExactInItsRange) {
-  constexpr int64_t kEnd = int64_t{1} << 20;
-  for (int by = 2; by <= 4096; ++by) {
-    const FastDivisor divisor(by);
-    const auto quotient = [&](int64_t value) {
-      return static_cast<int64_t>(static_cast<uint64_t>(value) * divisor.inverse >> 32);
-    };
-    // The error grows with the dividend and shows first just below and at multiples.
-    const int64_t last = (kEnd - 1) / by;
-    for (int64_t q = std::max<int64_t>(1, last - 40); q <= last; ++q) {
-      ASSERT_EQ(quotient(q * by), q) << by;
-      ASSERT_EQ(quotient(q * by - 1), q - 1) << by;
-    }
-    ASSERT_EQ(quotient(kEnd - 1), (kEnd - 1) / by) << by;
-    ASSERT_EQ(quotient(0), 0);
-  }
 }
 
 }  // namespace

@@ -1,0 +1,61 @@
+// Tests of how a block's units are cut into runs: nothing is lost or done twice, and warps know
+// which strips they share, whatever part of K the block has.
+#include "kernels/cuda/linear_w4a16/run_table.h"
+
+#include "gtest/gtest.h"
+
+namespace flashquant::cuda {
+namespace {
+
+template <typename Check>
+void ForAllBlocks(Check&& check) {
+  for (int strips = 1; strips <= 40; ++strips) {
+    for (int units = 1; units <= 20; ++units) {
+      for (int warps = 1; warps <= kMaxWarpsPerBlock; ++warps) {
+        SCOPED_TRACE(testing::Message()
+                     << strips << " strips of " << units << " units, " << warps << " warps");
+        check(strips, units, warps, CutRuns(strips, units, warps));
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(RunTableTest, RunsFollowEachOtherThroughAllUnitsAndDifferByAUnitOrTwo) {
+  ForAllBlocks([](int strips, int units, int warps, const RunTable& runs) {
+    ASSERT_EQ(runs.begin[0].unit, 0);
+    ASSERT_EQ(runs.begin[warps].unit, strips * units);
+    for (int w = 0; w < warps; ++w) {
+      const int size = runs.begin[w + 1].unit - runs.begin[w].unit;
+      ASSERT_GE(size, 0);
+      ASSERT_LE(size, strips * units / warps + 2);
+      ASSERT_EQ(runs.begin[w].strip(), runs.begin[w].unit / units);
+    }
+  });
+}
+
+// A strip is whole if its 1 / num_warps parts are all one warp's.
+TEST(RunTableTest, AStripThatWarpsShareHasOneFirstCutAndIsTheSameForEveryNumberOfUnits) {
+  ForAllBlocks([](int strips, int /*units*/, int warps, const RunTable& runs) {
+    for (int strip = 0; strip < strips; ++strip) {
+      int cuts = 0;
+      int first_cuts = 0;
+      for (int w = 0; w < warps; ++w) {
+        const int place = strips * w - strip * warps;  // of the run's begin, in such parts
+        const bool inside = place > 0 && place < warps;
+        if (inside) {
+          ASSERT_EQ(runs.begin[w].strip(), strip) << w;
+        }
+        if (runs.begin[w].strip() != strip) continue;
+        ASSERT_EQ(runs.begin[w].cut(), inside) << w;
+        ASSERT_EQ(runs.begin[w].first_cut(), inside && cuts == 0) << w;
+        cuts += inside ? 1 : 0;
+        first_cuts += runs.begin[w].first_cut() ? 1 : 0;
+      }
+      ASSERT_EQ(first_cuts, cuts > 0 ? 1 : 0) << strip;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace flashquant::cuda
