@@ -93,22 +93,24 @@ __device__ __forceinline__ void CopyRawUnits(const ManyRowsArgs& args,
   RingPlace place;
   for (int i = 0; i < size; ++i) {
     const int64_t index = int64_t{StripOf(args, walk.tile, lane)} * args.num_units + walk.unit;
-    const OutlierRef now = ref;
-    walk.Advance(args);
-    if (i + 1 < size) ref = load_ref(walk);
     WaitForPhase(barriers.RawEmpty(place.stage), place.parity ^ 1);
     const int slot = place.stage * kTileStrips + lane;
     const uint32_t to =
         shared + args.shared.raw_offset + static_cast<uint32_t>(slot) * args.shared.raw_strip_bytes;
+    const uint32_t barrier = barriers.RawFull(place.stage);
+    // Before the reference, which at the start takes as long to come as the codes.
+    ExpectMore(barrier, args.unit_dense_bytes);
+    BulkCopy(to, args.dense + index * args.unit_dense_bytes, args.unit_dense_bytes, barrier);
+    const OutlierRef now = ref;
+    walk.Advance(args);
+    if (i + 1 < size) ref = load_ref(walk);
     const uint32_t outlier_bytes =
         min(now.num_16bytes * static_cast<uint32_t>(kQuadBytes), args.shared.outlier_room);
     asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(shared + args.shared.refs_offset +
                                                          static_cast<uint32_t>(slot) * 8),
                  "r"(now.offset), "r"(now.num_16bytes)
                  : "memory");
-    const uint32_t barrier = barriers.RawFull(place.stage);
-    ArriveExpecting(barrier, args.unit_dense_bytes + outlier_bytes);
-    BulkCopy(to, args.dense + index * args.unit_dense_bytes, args.unit_dense_bytes, barrier);
+    ArriveExpecting(barrier, outlier_bytes);
     if (outlier_bytes != 0) {
       BulkCopy(to + args.unit_dense_bytes, args.outliers + uint64_t{now.offset} * kQuadBytes,
                outlier_bytes, barrier);
