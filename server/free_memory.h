@@ -32,8 +32,8 @@ MemoryUse ReadMemoryUse();
 // memory) has no fixed size, so its growth since the last trim counts.
 class TrimRule final {
  public:
-  // Trimming takes the allocator's locks for some milliseconds: with calls open it has to free
-  // much.
+  // Trimming holds an arena's lock for 0.1 ms a MiB (measured: 64 MiB 6.6 ms, 564 MiB 53 ms): with
+  // calls open it has to free much.
   static constexpr int64_t kIdleBytes = int64_t{256} << 10;
   static constexpr int64_t kBusyBytes = int64_t{64} << 20;
 
