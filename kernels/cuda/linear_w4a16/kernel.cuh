@@ -255,16 +255,20 @@ __global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
   const int first_whole = run.strip() + (run.cut() ? 1 : 0);
   RankExchange<kBatchBlocks> exchange(args, shared, share.rank, share.strip_begin + first_whole,
                                       run_end.strip() - first_whole, warp, lane);
+  const auto start_rests = [&] {
+    ring.StartRests(args.unit_dense_bytes, OutliersOf(args, ref), FirstPieceBytes(ref));
+  };
   WaitForPreviousKernel();
-  StageActivations<kBatchBlocks, kGroups, kZeros>(args, x, share.num_units * kUnitChunks, shared,
-                                                  warp, lane, [&] {
-                                                    if (cluster_join) {
-                                                      exchange.Init();
-                                                      ClusterArrive();
-                                                    }
-                                                  });
+  StageActivations<kBatchBlocks, kGroups, kZeros>(
+      args, x, share.num_units * kUnitChunks, shared, warp, lane, [&] {
+        if (cluster_join) {
+          exchange.Init();
+          ClusterArrive();
+        }
+        if (!kBulk) start_rests();  // the rest of a fill that is under way as a whole
+      });
   // The index comes from memory, and only now is there nothing else to do.
-  ring.StartRests(args.unit_dense_bytes, OutliersOf(args, ref), FirstPieceBytes(ref));
+  if (kBulk) start_rests();
   const RecordSizes sizes(lane, ref.num_16bytes);
   __syncthreads();
   start_fills(num_early, num_fills);
