@@ -56,10 +56,11 @@ std::unique_ptr<PeriodicCheck> GiveFreeMemoryBack(std::function<int64_t()> open_
   return std::make_unique<PeriodicCheck>(
       kInterval, [open_calls = std::move(open_calls), rule = TrimRule()]() mutable {
         const MemoryUse before = ReadMemoryUse();
+        if (before.resident_bytes == 0) return false;  // not known, for want of a descriptor
         if (!rule.Look(before, open_calls())) return false;
         malloc_trim(0);
         const MemoryUse after = ReadMemoryUse();
-        rule.Trimmed(after);
+        if (after.resident_bytes != 0) rule.Trimmed(after);
         spdlog::debug("memory: {} KiB given back, {} KiB resident",
                       (before.resident_bytes - after.resident_bytes) / 1024,
                       after.resident_bytes / 1024);

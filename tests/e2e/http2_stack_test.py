@@ -202,6 +202,8 @@ class Http2Test(unittest.TestCase):
                     connection.flush()
                 elif piece == 0:
                     break
+        except TimeoutError:
+            pass  # the server does not read, which ends nothing
         except CLOSED:
             return sent, streams
         return sent, streams - len(left)
@@ -210,12 +212,12 @@ class Http2Test(unittest.TestCase):
         """Ten in a row, once the library has reset what held the quota: until then it may reset others too."""
         served = 0
         for attempt in range(200):
-            other = Connection(self.server.target)
             try:
+                other = Connection(self.server.target)
                 call = other.finish(other.start(request_of(3)))
+                other.socket.close()
             except CLOSED:
                 call = Call()
-            other.socket.close()
             served = served + 1 if call.status == "0" else 0
             if served == 10:
                 self.assert_whole(call, 3)

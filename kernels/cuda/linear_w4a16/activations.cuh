@@ -3,7 +3,7 @@
 //   and one outlier's values are one 16-byte row (in the order of XRow);
 //   for the integer path also B fragments of two signed digits: x = scale * (256 * high + low) with
 //   one scale per row and chunk, the largest value of which becomes 32512. A value's error is at
-//   most half a scale, 2^-16 of the row's largest in the chunk.
+//   most 0.51 of a scale, 2^-16 of the row's largest in the chunk.
 // Also sums x over each quantization group where the dense path needs them for zero points.
 #pragma once
 

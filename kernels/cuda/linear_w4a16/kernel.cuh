@@ -4,6 +4,8 @@
 // Source: paper section on the fused kernel.
 // Deviation from Stream-K (Osama et al., 2023): blocks are cut by K slice and whole strips, see
 // kernel_args.h, so that sums of different blocks meet inside a cluster.
+// Deviation from design "kernel" 6: with bulk copies the ring is not filled before the activations
+// are there, but for a stage; measured, see BENCHMARKS.
 #pragma once
 
 #include "kernels/cuda/linear_w4a16/dense_bf16.cuh"
@@ -230,6 +232,7 @@ __global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
   // Weights do not depend on the kernel before; activations, the workspace and y do. A stage is
   // asked for at once. The others come behind the activations: the requests of all blocks for them
   // would hold up everybody's activations by a microsecond, which costs more than it brings.
+  // By cp.async, on devices where this could not be measured, all are asked for at once.
   const int num_fills = min(num_run, args.stages);
   const int num_early = kBulk ? min(num_fills, 1) : num_fills;
   const uint32_t ring_offset = args.shared.ring_offset + warp * args.stages * args.stage_bytes;

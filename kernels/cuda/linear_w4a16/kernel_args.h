@@ -18,7 +18,8 @@
 namespace flashquant::cuda {
 
 // Arguments are read from memory at each launch, 64 bytes when the first of them is used, and a
-// warp waits each time: what comes before the first copy is together, and begins where they do.
+// warp waits each time: what comes before the first copy is together, and begins where they do, but
+// for the two entries of `runs` that a warp takes.
 struct KernelArgs {
   const uint8_t* dense;
   EvenSplit strips;   // over splits
@@ -43,7 +44,6 @@ struct KernelArgs {
   int32_t join_slots;                        // of a warp, see RankExchange
   int32_t join_lag;
   int32_t num_ranks;
-  int32_t num_strips;
   int32_t n;
   __nv_bfloat16* y;
   int64_t y_stride;

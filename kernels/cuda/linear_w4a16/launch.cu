@@ -116,7 +116,6 @@ KernelArgs CommonArgs(const LinearW4A16Params& p) {
   args.y_stride = p.y_stride;
   args.k = p.layout.k;
   args.n = p.layout.n;
-  args.num_strips = p.layout.num_strips;
   args.num_units = p.layout.num_units;
   args.strips = EvenSplit(p.layout.num_strips, p.plan.num_splits);
   args.units = EvenSplit(p.layout.num_units, p.plan.num_ranks);

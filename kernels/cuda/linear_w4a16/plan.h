@@ -1,6 +1,7 @@
 // Plan: how a layer is spread over a device for a number of batch rows. Pure host arithmetic.
-// Source: design "kernel" 6. Deviation: no table of starts; blocks are cut by K slice and whole
-// strips (kernel_args.h), so that a plan is four numbers and nothing is read before the first copy.
+// Source: design "kernel" 6. Deviation: no table of starts in memory; blocks are cut by K slice and
+// whole strips (kernel_args.h), so that a plan is four numbers, and where a block's warps begin
+// travels with the arguments (run_table.h).
 #pragma once
 
 #include <array>
@@ -41,7 +42,8 @@ struct PassPlan {
 };
 
 // Whether the kernel can number the layer's units with this plan: less than 4096 along K, 2^20 in a
-// block, 2^31 in all.
+// block, 2^31 in all. No layer that fits a block's shared memory comes near the first two, which
+// keep products of such numbers in 32 bits.
 bool CanNumberUnits(const PackedLayout& layout, const LinearPlan& plan);
 
 // Bytes of shared memory besides the ring: barriers, activations and their sums, partial sums.

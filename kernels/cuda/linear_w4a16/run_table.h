@@ -2,7 +2,6 @@
 // every warp needs two beginnings before its first copy and a kernel's own divisions take longer.
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include "kernels/cuda/linear_w4a16/plan.h"

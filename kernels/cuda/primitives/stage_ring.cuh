@@ -12,8 +12,9 @@
 namespace flashquant::cuda {
 
 // Filling: CopyBoth for each stage in the order 0, 1, ..., stages - 1, 0, ... The first time
-// instead StartFirst of each stage, when where the rest comes from is not known yet, then
-// StartRests; the rest may be read behind WaitForRest. Where nothing is left to copy, CopyNothing
+// instead StartFirst of each stage, when where the rest comes from is not known yet, and
+// StartRests, by cp.async behind all StartFirst, because it makes the groups; the rest may be read
+// behind WaitForRest. Where nothing is left to copy, CopyNothing
 // instead of CopyBoth, so that the number of fills is the same on all paths. All lanes call all
 // functions, and have passed a __syncwarp behind the last read of what was in the stage.
 template <bool kBulk>
@@ -100,14 +101,11 @@ class StageRing<true> {
 template <>
 class StageRing<false> {
  public:
-  static constexpr int kMaxStages = 6;
-
   __device__ StageRing(uint32_t base, uint32_t /*barriers*/, int stages, int /*num_used*/,
                        uint32_t stage_bytes, int lane)
       : base_(base), stages_(stages), stage_bytes_(stage_bytes), lane_(lane) {}
 
-  // The first time both parts of a stage are one group too: a group of the rest of all stages would
-  // hold up the first one.
+  // What StartFirst copies belongs to the first stage's group: only StartRests makes groups.
   __device__ void StartFirst(int stage, const uint8_t* source, uint32_t bytes) {
     Copy(Address(stage), source, bytes);
   }
