@@ -132,8 +132,10 @@ absl::Status WeightReader::ReadDensePart(const LinearPartShape& name, int64_t k,
       return DataLossError("tensor {}: dtype {} (needs BF16, F16, F32 or I8)", weight_name,
                            DTypeName(info->dtype));
   }
-  FQ_ASSIGN_OR_RETURN(storage->dense, tensors_.ReadBytes(weight_name));
-  storage->part.dense = TensorView{storage->dense.data(), info->dtype, {name.n, k}};
+  // Not a vector, which would fill it with zeros first: a gigabyte and more for a large model.
+  storage->dense = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(info->num_bytes));
+  FQ_RETURN_IF_ERROR(tensors_.Read(*info, storage->dense.get()));
+  storage->part.dense = TensorView{storage->dense.get(), info->dtype, {name.n, k}};
   return absl::OkStatus();
 }
 

@@ -23,7 +23,7 @@ namespace flashquant {
 
 // Host tensors of one part of a linear layer; `part` points into them, so they do not move.
 struct PartStorage {
-  std::vector<uint8_t> dense;
+  std::unique_ptr<uint8_t[]> dense;
   std::vector<uint8_t> row_scales;
   std::vector<BFloat16> bias;
   QuantizedLinearTensors quantized;

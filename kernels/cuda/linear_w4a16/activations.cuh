@@ -191,10 +191,9 @@ __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, const uint32
   }
 }
 
-// Stages the slice's `num_chunks` chunks. All warps of the block share the
-// work; the caller puts a block barrier behind it. A warp has the loads of several chunks in flight
-// at once: their latency is most of this function's time. `after_loads` is called once, behind the
-// first loads.
+// Stages the slice's `num_chunks` chunks. All warps of the block share the work; the caller puts a
+// block barrier behind it. A warp has the loads of several chunks in flight at once: their latency
+// is most of this function's time. `after_loads` is called once, behind the first loads.
 template <int kBatchBlocks, int kGroups, bool kZeros, typename AfterLoads>
 __device__ __forceinline__ void StageActivations(const KernelArgs& args, const XSource& x,
                                                  int num_chunks, uint8_t* shared, int warp,
