@@ -24,7 +24,7 @@ jobs=()
 expected=0
 for arch in "${archs[@]}"; do
   for file in kernels/cuda/linear_w4a16/instance_*.cu; do jobs+=("$arch $file"); done
-  expected=$((expected + 36))
+  expected=$((expected + 54))
   if [[ "$arch" == 90 ]]; then
     for file in kernels/cuda/linear_w4a16/many_rows_m*.cu; do jobs+=("90a $file"); done
     expected=$((expected + 24))

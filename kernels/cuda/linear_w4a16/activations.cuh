@@ -198,7 +198,8 @@ template <int kBatchBlocks, int kGroups, bool kZeros, typename AfterLoads>
 __device__ __forceinline__ void StageActivations(const KernelArgs& args, const XSource& x,
                                                  int num_chunks, uint8_t* shared, int warp,
                                                  int lane, AfterLoads&& after_loads) {
-  constexpr int kInFlight = 4;
+  // With sums of digits too, a fourth would not fit the registers.
+  constexpr int kInFlight = kZeros && UsesDigits(kBatchBlocks) ? 3 : 4;
   const int num_items = num_chunks * kBatchBlocks;
   int first = warp;
 #pragma unroll 1

@@ -4,8 +4,9 @@
 
 namespace flashquant::cuda {
 
-const void* KernelM32Bulk(int groups_per_chunk, bool has_zeros) {
-  return SelectByWeight<4, true>(groups_per_chunk, has_zeros);
+const void* KernelM32Bulk(int groups_per_chunk, bool has_zeros, bool cluster_join) {
+  return cluster_join ? SelectByWeight<4, true, true>(groups_per_chunk, has_zeros)
+                      : SelectByWeight<4, true>(groups_per_chunk, has_zeros);
 }
 
 }  // namespace flashquant::cuda

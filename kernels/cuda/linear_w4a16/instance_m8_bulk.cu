@@ -4,8 +4,9 @@
 
 namespace flashquant::cuda {
 
-const void* KernelM8Bulk(int groups_per_chunk, bool has_zeros) {
-  return SelectByWeight<1, true>(groups_per_chunk, has_zeros);
+const void* KernelM8Bulk(int groups_per_chunk, bool has_zeros, bool cluster_join) {
+  return cluster_join ? SelectByWeight<1, true, true>(groups_per_chunk, has_zeros)
+                      : SelectByWeight<1, true>(groups_per_chunk, has_zeros);
 }
 
 }  // namespace flashquant::cuda

@@ -4,11 +4,11 @@
 
 namespace flashquant::cuda {
 
-// The instance for 1, 2 or 4 quantization groups in a chunk, with or without zero points; nullptr
-// for any other number.
-const void* KernelM8Bulk(int groups_per_chunk, bool has_zeros);
-const void* KernelM16Bulk(int groups_per_chunk, bool has_zeros);
-const void* KernelM32Bulk(int groups_per_chunk, bool has_zeros);
+// The instance for 1, 2 or 4 quantization groups in a chunk, with or without zero points, for ranks
+// that are a cluster or not; nullptr for any other number of groups.
+const void* KernelM8Bulk(int groups_per_chunk, bool has_zeros, bool cluster_join);
+const void* KernelM16Bulk(int groups_per_chunk, bool has_zeros, bool cluster_join);
+const void* KernelM32Bulk(int groups_per_chunk, bool has_zeros, bool cluster_join);
 const void* KernelM8CpAsync(int groups_per_chunk, bool has_zeros);
 const void* KernelM16CpAsync(int groups_per_chunk, bool has_zeros);
 const void* KernelM32CpAsync(int groups_per_chunk, bool has_zeros);

@@ -1,11 +1,13 @@
 // Joining partial sums, always in the same order, so that results do not depend on timing.
 //   A strip whose units a warp has all (of its block's part of K) is whole: the warp hands its sum
-//   in as it goes. Other strips are shared: the warps leave their parts in shared memory, of a
-//   strip that they go on from in a "first" slot, of their last strip in their own ring, which is
-//   free by then; behind a block barrier one warp adds them in warp order and hands them in.
-//   Handing in, with several ranks: as a cluster, each rank owns some channels of every strip and
-//   receives all ranks' sums of them by asynchronous stores (RankExchange); without clusters,
-//   through the workspace, where whoever arrives last adds all parts in rank order.
+//   in as it goes. Other strips are shared by warps.
+//   Ranks as a cluster: each rank owns some channels of every strip and receives all ranks' sums of
+//   them by asynchronous stores, of a shared strip every warp's part, which one warp adds in warp
+//   and rank order when all have come (RankExchange).
+//   Otherwise the warps leave their parts of shared strips in shared memory, of a strip that they
+//   go on from in a "first" slot, of their last strip in their own ring, which is free by then;
+//   behind a block barrier one warp adds them in warp order and hands them in. Several ranks hand
+//   in through the workspace, where whoever arrives last adds all parts in rank order.
 // What a lane holds of a strip is four channels of two rows of each batch block (packed_format.h).
 #pragma once
 
@@ -94,30 +96,31 @@ __device__ __forceinline__ void WriteOutputs(const KernelArgs& args, int strip, 
 // one of join_slots slots by turns, and a warp has taken out all strips but the last join_lag
 // before it hands in another. Either there is a slot for every strip, or join_slots = 2 * join_lag:
 // then the slot of strip i is free for strip i + 2 * lag, because whoever hands that in has taken
-// strip i + lag, which every rank had handed in after taking strip i.
+// strip i + lag, which every rank had handed in after taking strip i. The parts of a shared strip
+// have places of their own, used once, and are taken by the warp at its first cut.
 template <int kBatchBlocks>
 class RankExchange {
  public:
   static constexpr int kVectors = kBlocksPerStrip * kBatchBlocks;  // float4 of a lane
 
-  // The strips first_strip, first_strip + 1, ... of the layer are handed in, then perhaps a shared
-  // one.
+  // The strips first_strip, first_strip + 1, ... of the layer are handed in.
   __device__ RankExchange(const KernelArgs& args, uint8_t* shared, int rank, int first_strip,
-                          int num_whole, int warp, int lane)
+                          int warp, int lane)
       : args_(args),
         slots_(shared + args.shared.join_slots_offset + warp * args.join_slots * JoinSlotBytes()),
+        part_slots_(shared + args.shared.part_slots_offset),
         barriers_(SharedAddress(shared + kJoinBarrierOffset + warp * kMaxJoinSlots * 8)),
+        part_barriers_(SharedAddress(shared + kPartBarrierOffset)),
         rank_(rank),
         lane_(lane),
-        first_g_(args.join_first[args.cluster_join ? rank : 0]),
-        num_g_(args.join_first[args.cluster_join ? rank + 1 : 0] - first_g_),
+        first_g_(args.join_first[rank]),
+        num_g_(args.join_first[rank + 1] - first_g_),
         owner_((lane >> 2) * args.num_ranks / 8),
-        owner_g_((lane >> 2) - args.join_first[args.cluster_join ? owner_ : 0]),
-        next_strip_(first_strip),
-        num_whole_(num_whole) {}
+        owner_g_((lane >> 2) - args.join_first[owner_]),
+        next_strip_(first_strip) {}
 
-  // Before the cluster's first barrier.
-  __device__ void Init() {
+  // Before the cluster's first barrier. `begin`: of the warp's run.
+  __device__ void Init(const RunBegin& begin) {
     if (lane_ != 0) return;
 #pragma unroll
     for (int slot = 0; slot < kMaxJoinSlots; ++slot) {
@@ -125,33 +128,68 @@ class RankExchange {
       InitBarrier(barriers_ + 8 * slot, 1);
       ArriveExpecting(barriers_ + 8 * slot, ExpectedBytes());
     }
+    if (begin.first_cut()) {
+      const uint32_t barrier = part_barriers_ + 8 * begin.shared_strip();
+      InitBarrier(barrier, 1);
+      ArriveExpecting(barrier, ExpectedBytes() * begin.num_parts());
+    }
     FenceBarrierInit();
   }
 
   __device__ void HandIn(const Accumulators<kBatchBlocks>& acc) {
     while (handed_in_ - taken_ >= args_.join_lag) Take();
+    Send(slots_ + in_slot_ * JoinSlotBytes(), barriers_ + 8 * in_slot_, acc);
+    ++handed_in_;
+    in_slot_ = in_slot_ + 1 == args_.join_slots ? 0 : in_slot_ + 1;
+  }
+  // `cut`: any of the strip; `part`: see RunBegin.
+  __device__ void SendPart(const RunBegin& cut, int part, const Accumulators<kBatchBlocks>& acc) {
+    Send(PartSlots(cut) + part * JoinSlotBytes(), part_barriers_ + 8 * cut.shared_strip(), acc);
+  }
+  __device__ void TakeAll() {
+    while (taken_ < handed_in_) Take();
+  }
+  // Waits for all parts of a strip of the layer that warps share, adds them and writes y.
+  __device__ void TakeShared(const RunBegin& cut, int strip) {
+    WaitForPhase(part_barriers_ + 8 * cut.shared_strip(), 0);
+    const int local_g = lane_ >> 2;
+    if (local_g >= num_g_) return;
+    Accumulators<kBatchBlocks> sum;
+    Clear<kBatchBlocks>(sum);
+#pragma unroll 1
+    for (int part = 0; part < cut.num_parts(); ++part) {
+      AddRanks(PartSlots(cut) + part * JoinSlotBytes(), sum);
+    }
+    WriteOutputs<kBatchBlocks>(args_, strip, first_g_ + local_g, lane_ & 3, sum);
+  }
+
+ private:
+  // `slot` and `local_barrier`: where they are in every block; it goes to the channels' owners.
+  __device__ void Send(const uint8_t* slot, uint32_t local_barrier,
+                       const Accumulators<kBatchBlocks>& acc) {
     const uint32_t vector_bytes = args_.join_groups * 64;
-    const uint32_t local = SharedAddress(slots_) + in_slot_ * JoinSlotBytes() +
-                           rank_ * kVectors * vector_bytes + owner_g_ * 64 + (lane_ & 3) * 16;
+    const uint32_t local =
+        SharedAddress(slot) + rank_ * kVectors * vector_bytes + owner_g_ * 64 + (lane_ & 3) * 16;
     const uint32_t address = ClusterAddress(local, owner_);
-    const uint32_t barrier = ClusterAddress(barriers_ + 8 * in_slot_, owner_);
+    const uint32_t barrier = ClusterAddress(local_barrier, owner_);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       StoreClusterAsync16(address + i * vector_bytes,
                           ToFloat4(acc[i / kBatchBlocks][i % kBatchBlocks]), barrier);
     }
-    ++handed_in_;
-    in_slot_ = in_slot_ + 1 == args_.join_slots ? 0 : in_slot_ + 1;
   }
-  __device__ void HandInShared(int strip, const Accumulators<kBatchBlocks>& acc) {
-    shared_strip_ = strip;
-    HandIn(acc);
+  // Of this rank's channels.
+  __device__ void AddRanks(const uint8_t* slot, Accumulators<kBatchBlocks>& sum) const {
+    const float4* parts = reinterpret_cast<const float4*>(slot) + lane_;
+    const uint32_t pitch = args_.join_groups * 4;
+#pragma unroll 4
+    for (int rank = 0; rank < args_.num_ranks; ++rank) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        AddTo(sum[i / kBatchBlocks][i % kBatchBlocks], parts[(rank * kVectors + i) * pitch]);
+      }
+    }
   }
-  __device__ void TakeAll() {
-    while (taken_ < handed_in_) Take();
-  }
-
- private:
   // Waits for the parts of the oldest strip handed in, adds them and writes y.
   __device__ void Take() {
     WaitForPhase(barriers_ + 8 * out_slot_, out_parity_);
@@ -159,18 +197,8 @@ class RankExchange {
     if (local_g < num_g_) {
       Accumulators<kBatchBlocks> sum;
       Clear<kBatchBlocks>(sum);
-      const float4* parts =
-          reinterpret_cast<const float4*>(slots_ + out_slot_ * JoinSlotBytes()) + lane_;
-      const uint32_t pitch = args_.join_groups * 4;
-#pragma unroll 4
-      for (int rank = 0; rank < args_.num_ranks; ++rank) {
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-          AddTo(sum[i / kBatchBlocks][i % kBatchBlocks], parts[(rank * kVectors + i) * pitch]);
-        }
-      }
-      const int strip = taken_ < num_whole_ ? next_strip_ + taken_ : shared_strip_;
-      WriteOutputs<kBatchBlocks>(args_, strip, first_g_ + local_g, lane_ & 3, sum);
+      AddRanks(slots_ + out_slot_ * JoinSlotBytes(), sum);
+      WriteOutputs<kBatchBlocks>(args_, next_strip_ + taken_, first_g_ + local_g, lane_ & 3, sum);
     }
     __syncwarp();
     if (lane_ == 0) ArriveExpecting(barriers_ + 8 * out_slot_, ExpectedBytes());
@@ -184,11 +212,16 @@ class RankExchange {
   __device__ uint32_t JoinSlotBytes() const {
     return args_.num_ranks * kVectors * args_.join_groups * 64;
   }
+  __device__ uint8_t* PartSlots(const RunBegin& cut) const {
+    return part_slots_ + cut.shared_strip() * args_.join_parts * JoinSlotBytes();
+  }
   __device__ uint32_t ExpectedBytes() const { return args_.num_ranks * kVectors * num_g_ * 64; }
 
   const KernelArgs& args_;
   uint8_t* slots_;
+  uint8_t* part_slots_;
   uint32_t barriers_;
+  uint32_t part_barriers_;
   int rank_;
   int lane_;
   int first_g_;  // of this rank's channels
@@ -196,13 +229,17 @@ class RankExchange {
   int owner_;    // of this lane's channels
   int owner_g_;  // where they are among the owner's
   int next_strip_;
-  int num_whole_;
-  int shared_strip_ = 0;
   int handed_in_ = 0;
   int taken_ = 0;
   int in_slot_ = 0;
   int out_slot_ = 0;
   uint32_t out_parity_ = 0;
+};
+
+// Where the ranks are no cluster, in the place of RankExchange.
+struct NoExchange {
+  template <typename... Args>
+  __device__ explicit NoExchange(const Args&... /*args*/) {}
 };
 
 // Orders this thread's reads and writes for the whole GPU; with the counter's atomic it makes
@@ -240,20 +277,14 @@ __device__ void HandInToWorkspace(const KernelArgs& args, int rank, int strip, i
   WriteOutputs<kBatchBlocks>(args, strip, lane >> 2, lane & 3, sum);
 }
 
-// Hands in the block's sum of a strip; kShared: one that warps share, the last of the warp.
-template <int kBatchBlocks, bool kCluster, bool kShared>
+// Hands in the block's sum of a strip, where ranks are not a cluster.
+template <int kBatchBlocks>
 __device__ __forceinline__ void HandIn(const KernelArgs& args, const BlockShare& share,
-                                       RankExchange<kBatchBlocks>& exchange, int local_strip,
-                                       int lane, const Accumulators<kBatchBlocks>& acc) {
+                                       int local_strip, int lane,
+                                       const Accumulators<kBatchBlocks>& acc) {
   const int strip = share.strip_begin + local_strip;
   if (args.num_ranks == 1) {
     WriteOutputs<kBatchBlocks>(args, strip, lane >> 2, lane & 3, acc);
-  } else if (kCluster && args.cluster_join) {
-    if constexpr (kShared) {
-      exchange.HandInShared(strip, acc);
-    } else {
-      exchange.HandIn(acc);
-    }
   } else {
     HandInToWorkspace<kBatchBlocks>(args, share.rank, strip, lane, acc);
   }
@@ -261,10 +292,9 @@ __device__ __forceinline__ void HandIn(const KernelArgs& args, const BlockShare&
 
 // Behind a block barrier: adds the warps' parts of the shared strip whose first cut is this warp's
 // begin, if there is one.
-template <int kBatchBlocks, bool kCluster>
+template <int kBatchBlocks>
 __device__ void CombineWarps(const KernelArgs& args, const BlockShare& share, const RunBegin& begin,
-                             RankExchange<kBatchBlocks>& exchange, uint8_t* shared, int warp,
-                             int lane) {
+                             uint8_t* shared, int warp, int lane) {
   if (!begin.first_cut()) return;
   RunBegin run = share.runs[warp - 1];
   const int strip_begin = begin.strip() * share.num_units;
@@ -286,7 +316,7 @@ __device__ void CombineWarps(const KernelArgs& args, const BlockShare& share, co
     }
     run = next;
   }
-  HandIn<kBatchBlocks, kCluster, true>(args, share, exchange, begin.strip(), lane, sum);
+  HandIn<kBatchBlocks>(args, share, begin.strip(), lane, sum);
 }
 
 }  // namespace flashquant::cuda

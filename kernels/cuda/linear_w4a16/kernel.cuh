@@ -1,12 +1,13 @@
 // The fused W4A16 + outlier kernel: y = x * (dequant(codes) + outliers). One persistent block per
 // SM; each warp streams its own run of units through its own ring and keeps its sums in registers;
-// warps meet only after their activations are staged and at the very end.
-// Source: paper section on the fused kernel.
-// Deviation from Stream-K (Osama et al., 2023): blocks are cut by K slice and whole strips, see
-// kernel_args.h, so that sums of different blocks meet inside a cluster.
-// Deviation from design "kernel" 6: with bulk copies the ring is not filled before the activations
-// are there, but for a stage; measured, see BENCHMARKS.
+// warps meet only after their activations are staged and, where ranks are not a cluster, at the
+// end. Source: paper section on the fused kernel. Deviation from Stream-K (Osama et al., 2023):
+// blocks are cut by K slice and whole strips, see kernel_args.h, so that sums of different blocks
+// meet inside a cluster. Deviation from design "kernel" 6: with bulk copies the ring is not filled
+// before the activations are there, but for a stage; measured, see BENCHMARKS.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/cuda/linear_w4a16/dense_bf16.cuh"
 #include "kernels/cuda/linear_w4a16/dense_int8.cuh"
@@ -137,17 +138,56 @@ __device__ __forceinline__ void AddChunk(const KernelArgs& args, uint32_t record
   }
 }
 
+// The parts of shared strips for which there was not a unit, in blocks of few.
+template <int kBatchBlocks>
+__device__ __forceinline__ void SendEmptyParts(const BlockShare& share, const RunBegin& run,
+                                               const RunBegin& run_end,
+                                               RankExchange<kBatchBlocks>& exchange) {
+  Accumulators<kBatchBlocks> zeros;
+  Clear<kBatchBlocks>(zeros);
+  if (run.cut() && run.unit == min(run_end.unit, (run.strip() + 1) * share.num_units)) {
+    exchange.SendPart(run, run.part(), zeros);
+  }
+  const bool begins = run_end.cut() && (run_end.strip() > run.strip() || !run.cut());
+  if (begins && run_end.unit == max(run.unit, run_end.strip() * share.num_units)) {
+    exchange.SendPart(run_end, run_end.part() - 1, zeros);
+  }
+}
+
+// The sum of the run's units of a strip is in `acc`: hands in a whole strip's, sends that of a
+// shared one or leaves it in `slot`.
+template <int kBatchBlocks, bool kCluster, typename Exchange>
+__device__ __forceinline__ void EndStrip(const KernelArgs& args, const BlockShare& share,
+                                         const RunBegin& run, const RunBegin& run_end, int strip,
+                                         Exchange& exchange, uint8_t* slot, int lane,
+                                         const Accumulators<kBatchBlocks>& acc) {
+  const bool begun = strip > run.strip() || !run.cut();
+  const bool ended = strip < run_end.strip();
+  if constexpr (kCluster) {
+    if (begun && ended) {
+      exchange.HandIn(acc);
+    } else {
+      exchange.SendPart(ended ? run : run_end, ended ? run.part() : run_end.part() - 1, acc);
+    }
+  } else if (begun && ended) {
+    HandIn<kBatchBlocks>(args, share, strip, lane, acc);
+  } else {
+    StoreSlot<kBatchBlocks>(slot, lane, acc);
+  }
+}
+
 // A warp's run, after the activations are there.
-template <int kBatchBlocks, int kGroups, bool kZeros, bool kBulk>
+template <int kBatchBlocks, int kGroups, bool kZeros, bool kBulk, bool kCluster, typename Exchange>
 __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShare& share,
-                                         UnitCursor at, int num_run, int first_whole, int end_whole,
-                                         UnitCursor fill, StageRing<kBulk>& ring,
-                                         RankExchange<kBatchBlocks>& exchange, RecordSizes sizes,
-                                         uint8_t* shared, uint32_t ring_offset, int warp,
-                                         int lane) {
+                                         UnitCursor at, const RunBegin& run,
+                                         const RunBegin& run_end, UnitCursor fill,
+                                         StageRing<kBulk>& ring, Exchange& exchange,
+                                         RecordSizes sizes, uint8_t* shared, uint32_t ring_offset,
+                                         int warp, int lane) {
   const uint32_t shared_base = SharedAddress(shared);
   const uint32_t lane_x_row = LaneXRow(lane);
   const uint32_t chunk_bytes = args.unit_dense_bytes / kUnitChunks;
+  const int num_run = run_end.unit - run.unit;
   OutlierRef next;  // of unit `fill`, loaded one unit ahead of use
   if (args.stages < num_run) next = LoadRef(args, fill);
   Accumulators<kBatchBlocks> acc;
@@ -199,26 +239,32 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
     const bool strip_end = at.unit + 1 == share.num_units;
     const bool last = i + 1 == num_run;
     if (strip_end || last) {
-      if (at.strip >= first_whole && at.strip < end_whole) {
-        HandIn<kBatchBlocks, kBulk, false>(args, share, exchange, at.strip, lane, acc);
-      } else {
-        StoreSlot<kBatchBlocks>(
-            shared + (last ? ring_offset
-                           : args.shared.first_slots_offset + warp * SlotBytes(kBatchBlocks)),
-            lane, acc);
-      }
+      EndStrip<kBatchBlocks, kCluster>(
+          args, share, run, run_end, at.strip, exchange,
+          shared + (last ? ring_offset
+                         : args.shared.first_slots_offset + warp * SlotBytes(kBatchBlocks)),
+          lane, acc);
       Clear<kBatchBlocks>(acc);
     }
     at.Next(args, share);
   }
+  if constexpr (kCluster) SendEmptyParts(share, run, run_end, exchange);
 }
 
-// Grid: num_ranks x num_splits blocks (normally one per SM), in clusters of num_ranks with
-// cluster_join; num_warps * 32 threads. Shared memory: KernelArgs' offsets, the ring last
+// Code for devices without bulk copies, which take the other instances (launch.cu).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+inline constexpr bool kHasBulkCopies = false;
+#else
+inline constexpr bool kHasBulkCopies = true;
+#endif
+
+// Grid: num_ranks x num_splits blocks (normally one per SM), with kCluster in clusters of
+// num_ranks; num_warps * 32 threads. Shared memory: KernelArgs' offsets, the ring last
 // (launch.cu). Pointers aligned as launchers.h says. m <= 8 * kBatchBlocks.
-template <int kBatchBlocks, int kGroups, bool kZeros, bool kBulk>
+template <int kBatchBlocks, int kGroups, bool kZeros, bool kBulk, bool kCluster>
 __global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
     LinearW4A16Kernel(const __grid_constant__ KernelArgs args) {
+  if constexpr (kBulk && !kHasBulkCopies) return;
   extern __shared__ __align__(128) uint8_t shared[];
   // Through a shuffle, so that the compiler knows it to be the same in all lanes.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
@@ -254,18 +300,16 @@ __global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
   if (lane < num_fills) ref = LoadRef(args, of_lane);
   ReleaseNextKernel();
   const XSource x(args, share.unit_begin * kUnitChunks, lane);
-  const bool cluster_join = kBulk && args.cluster_join;
-  const int first_whole = run.strip() + (run.cut() ? 1 : 0);
-  RankExchange<kBatchBlocks> exchange(args, shared, share.rank, share.strip_begin + first_whole,
-                                      run_end.strip() - first_whole, warp, lane);
+  std::conditional_t<kCluster, RankExchange<kBatchBlocks>, NoExchange> exchange(
+      args, shared, share.rank, share.strip_begin + run.strip() + (run.cut() ? 1 : 0), warp, lane);
   const auto start_rests = [&] {
     ring.StartRests(args.unit_dense_bytes, OutliersOf(args, ref), FirstPieceBytes(ref));
   };
   WaitForPreviousKernel();
   StageActivations<kBatchBlocks, kGroups, kZeros>(
       args, x, share.num_units * kUnitChunks, shared, warp, lane, [&] {
-        if (cluster_join) {
-          exchange.Init();
+        if constexpr (kCluster) {
+          exchange.Init(run);
           ClusterArrive();
         }
         if (!kBulk) start_rests();  // the rest of a fill that is under way as a whole
@@ -276,33 +320,40 @@ __global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
   __syncthreads();
   start_fills(num_early, num_fills);
   // All blocks of the cluster run: their shared memory may be written.
-  if (cluster_join) ClusterWait();
-  RunUnits<kBatchBlocks, kGroups, kZeros, kBulk>(args, share, first, num_run, first_whole,
-                                                 run_end.strip(), fill, ring, exchange, sizes,
-                                                 shared, ring_offset, warp, lane);
-  __syncthreads();
-  CombineWarps<kBatchBlocks, kBulk>(args, share, run, exchange, shared, warp, lane);
-  if (cluster_join) exchange.TakeAll();
+  if constexpr (kCluster) ClusterWait();
+  RunUnits<kBatchBlocks, kGroups, kZeros, kBulk, kCluster>(args, share, first, run, run_end, fill,
+                                                           ring, exchange, sizes, shared,
+                                                           ring_offset, warp, lane);
+  if constexpr (kCluster) {
+    exchange.TakeAll();
+    if (run.first_cut()) exchange.TakeShared(run, share.strip_begin + run.strip());
+  } else {
+    __syncthreads();
+    CombineWarps<kBatchBlocks>(args, share, run, shared, warp, lane);
+  }
 }
 
-template <int kBatchBlocks, bool kZeros, bool kBulk>
+template <int kBatchBlocks, bool kZeros, bool kBulk, bool kCluster>
 const void* SelectByGroups(int groups_per_chunk) {
   switch (groups_per_chunk) {
     case 1:
-      return reinterpret_cast<const void*>(&LinearW4A16Kernel<kBatchBlocks, 1, kZeros, kBulk>);
+      return reinterpret_cast<const void*>(
+          &LinearW4A16Kernel<kBatchBlocks, 1, kZeros, kBulk, kCluster>);
     case 2:
-      return reinterpret_cast<const void*>(&LinearW4A16Kernel<kBatchBlocks, 2, kZeros, kBulk>);
+      return reinterpret_cast<const void*>(
+          &LinearW4A16Kernel<kBatchBlocks, 2, kZeros, kBulk, kCluster>);
     case 4:
-      return reinterpret_cast<const void*>(&LinearW4A16Kernel<kBatchBlocks, 4, kZeros, kBulk>);
+      return reinterpret_cast<const void*>(
+          &LinearW4A16Kernel<kBatchBlocks, 4, kZeros, kBulk, kCluster>);
     default:
       return nullptr;
   }
 }
 
-template <int kBatchBlocks, bool kBulk>
+template <int kBatchBlocks, bool kBulk, bool kCluster = false>
 const void* SelectByWeight(int groups_per_chunk, bool has_zeros) {
-  return has_zeros ? SelectByGroups<kBatchBlocks, true, kBulk>(groups_per_chunk)
-                   : SelectByGroups<kBatchBlocks, false, kBulk>(groups_per_chunk);
+  return has_zeros ? SelectByGroups<kBatchBlocks, true, kBulk, kCluster>(groups_per_chunk)
+                   : SelectByGroups<kBatchBlocks, false, kBulk, kCluster>(groups_per_chunk);
 }
 
 }  // namespace flashquant::cuda

@@ -43,6 +43,7 @@ struct KernelArgs {
   uint32_t join_groups;                      // groups of four channels that a rank owns at most
   int32_t join_slots;                        // of a warp, see RankExchange
   int32_t join_lag;
+  int32_t join_parts;  // of a shared strip at most
   int32_t num_ranks;
   int32_t n;
   __nv_bfloat16* y;

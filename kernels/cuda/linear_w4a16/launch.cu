@@ -22,7 +22,7 @@ cudaError_t GetDeviceLimits(DeviceLimits* limits) {
   int device = 0;
   if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   cudaFuncAttributes code = {};
-  if (cudaError_t error = cudaFuncGetAttributes(&code, KernelM8Bulk(1, false));
+  if (cudaError_t error = cudaFuncGetAttributes(&code, KernelM8Bulk(1, false, true));
       error != cudaSuccess) {
     return error;
   }
@@ -41,16 +41,17 @@ bool IsValid(const LinearW4A16Params& p) {
   return HasValidOperands(p) && planned && CanNumberUnits(layout, plan);
 }
 
-const void* SelectKernel(int batch_blocks, const PackedLayout& layout, bool bulk) {
+const void* SelectKernel(int batch_blocks, const PackedLayout& layout, bool bulk,
+                         bool cluster_join) {
   switch (batch_blocks) {
     case 1:
-      return bulk ? KernelM8Bulk(layout.groups_per_chunk, layout.has_zeros)
+      return bulk ? KernelM8Bulk(layout.groups_per_chunk, layout.has_zeros, cluster_join)
                   : KernelM8CpAsync(layout.groups_per_chunk, layout.has_zeros);
     case 2:
-      return bulk ? KernelM16Bulk(layout.groups_per_chunk, layout.has_zeros)
+      return bulk ? KernelM16Bulk(layout.groups_per_chunk, layout.has_zeros, cluster_join)
                   : KernelM16CpAsync(layout.groups_per_chunk, layout.has_zeros);
     case 4:
-      return bulk ? KernelM32Bulk(layout.groups_per_chunk, layout.has_zeros)
+      return bulk ? KernelM32Bulk(layout.groups_per_chunk, layout.has_zeros, cluster_join)
                   : KernelM32CpAsync(layout.groups_per_chunk, layout.has_zeros);
     default:
       return nullptr;
@@ -74,7 +75,7 @@ uint32_t FitShared(const LinearW4A16Params& p, const LinearPlan& plan, int batch
 cudaError_t LaunchPass(const LinearW4A16Params& p, KernelArgs args, bool bulk, int limit,
                        cudaStream_t stream) {
   const int batch_blocks = BatchBlocks(args.m);
-  const void* kernel = SelectKernel(batch_blocks, p.layout, bulk);
+  const void* kernel = SelectKernel(batch_blocks, p.layout, bulk, args.cluster_join);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   LinearPlan plan = p.plan;
   plan.cluster_join = args.cluster_join;
@@ -128,6 +129,7 @@ KernelArgs CommonArgs(const LinearW4A16Params& p) {
   const JoinSlots slots = ChooseJoinSlots(p.layout, p.plan);
   args.join_slots = slots.count;
   args.join_lag = slots.lag;
+  args.join_parts = slots.parts;
   args.join_groups = JoinGroups(p.plan.num_ranks);
   for (int r = 0; r <= std::min(p.plan.num_ranks, kMaxClusterRanks); ++r) {
     args.join_first[r] = static_cast<uint8_t>((8 * r + p.plan.num_ranks - 1) / p.plan.num_ranks);
@@ -146,7 +148,7 @@ KernelArgs CommonArgs(const LinearW4A16Params& p) {
 }
 
 cudaError_t QueryMaxClusters(DeviceShape* shape) {
-  const void* kernel = KernelM8Bulk(1, false);
+  const void* kernel = KernelM8Bulk(1, false, true);
   if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                shape->shared_bytes);
       error != cudaSuccess) {

@@ -71,7 +71,8 @@ double PlanCost(const PackedLayout& layout, const LinearPlan& plan, int m,
 
 bool CanNumberUnits(const PackedLayout& layout, const LinearPlan& plan) {
   const int64_t strips = CeilDiv(layout.num_strips, plan.num_splits);  // of a block
-  return layout.num_units < 4096 && strips * layout.num_units < int64_t{1} << 20 &&
+  return layout.num_units < 4096 && strips < int64_t{1} << 16 &&
+         strips * layout.num_units < int64_t{1} << 20 &&
          int64_t{layout.num_strips} * layout.num_units <= std::numeric_limits<int32_t>::max();
 }
 

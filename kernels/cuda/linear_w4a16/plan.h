@@ -41,9 +41,9 @@ struct PassPlan {
   int32_t rows_per_pass = 0;  // 8, 16 or 32; 0: the device has no plan
 };
 
-// Whether the kernel can number the layer's units with this plan: less than 4096 along K, 2^20 in a
-// block, 2^31 in all. No layer that fits a block's shared memory comes near the first two, which
-// keep products of such numbers in 32 bits.
+// Whether the kernel can number the layer's units with this plan: less than 4096 along K, 2^16
+// strips and 2^20 units in a block, 2^31 in all. No layer that fits a block's shared memory comes
+// near the first three, which keep products of such numbers in 32 bits.
 bool CanNumberUnits(const PackedLayout& layout, const LinearPlan& plan);
 
 // Bytes of shared memory besides the ring: barriers, activations and their sums, partial sums.

@@ -14,13 +14,22 @@ namespace flashquant::cuda {
 struct alignas(8) RunBegin {
   static constexpr int32_t kCut = 1;       // inside a strip, which is then shared
   static constexpr int32_t kFirstCut = 2;  // and before all other cuts of that strip
+  static constexpr int kSharedBit = 2;     // four bits each
+  static constexpr int kPartBit = 6;
+  static constexpr int kPartsBit = 10;
+  static constexpr int kStripBit = 14;
 
-  int32_t unit = 0;             // local: strip by strip
-  int32_t strip_and_flags = 0;  // four times the local strip
+  int32_t unit = 0;    // local: strip by strip
+  int32_t packed = 0;  // what the functions give, from the bits above
 
-  FQ_HOST_DEVICE int strip() const { return strip_and_flags >> 2; }
-  FQ_HOST_DEVICE bool cut() const { return (strip_and_flags & kCut) != 0; }
-  FQ_HOST_DEVICE bool first_cut() const { return (strip_and_flags & kFirstCut) != 0; }
+  FQ_HOST_DEVICE int strip() const { return packed >> kStripBit; }  // local
+  FQ_HOST_DEVICE bool cut() const { return (packed & kCut) != 0; }
+  FQ_HOST_DEVICE bool first_cut() const { return (packed & kFirstCut) != 0; }
+  // Of a cut: the strip among the block's shared ones, the part of it that begins here, and how
+  // many warps have a part, be it without a unit. A first cut begins part 1.
+  FQ_HOST_DEVICE int shared_strip() const { return packed >> kSharedBit & 15; }
+  FQ_HOST_DEVICE int part() const { return packed >> kPartBit & 15; }
+  FQ_HOST_DEVICE int num_parts() const { return packed >> kPartsBit & 15; }
 };
 
 // By warp, then the end of the last run.
@@ -31,15 +40,24 @@ struct RunTable {
 // For a block of `num_strips` strips of `num_units` units.
 inline RunTable CutRuns(int num_strips, int num_units, int num_warps) {
   RunTable runs = {};
+  int num_shared = 0;
   for (int warp = 0; warp <= num_warps; ++warp) {
     const int strip = num_strips * warp / num_warps;
     const int rest = num_strips * warp % num_warps;
     RunBegin& begin = runs.begin[warp];
     begin.unit = strip * num_units + rest * num_units / num_warps;
-    begin.strip_and_flags = 4 * strip;
-    if (rest != 0) begin.strip_and_flags |= RunBegin::kCut;
-    // The warp before begins num_strips / num_warps of a strip earlier.
-    if (rest != 0 && rest <= num_strips) begin.strip_and_flags |= RunBegin::kFirstCut;
+    begin.packed = strip << RunBegin::kStripBit;
+    if (rest == 0) continue;
+    begin.packed |= RunBegin::kCut;
+    const int first_cut = strip * num_warps / num_strips + 1;
+    const int last_cut = ((strip + 1) * num_warps - 1) / num_strips;
+    if (warp == first_cut) {
+      begin.packed |= RunBegin::kFirstCut;
+      ++num_shared;
+    }
+    begin.packed |= (num_shared - 1) << RunBegin::kSharedBit;
+    begin.packed |= (warp - first_cut + 1) << RunBegin::kPartBit;
+    begin.packed |= (last_cut - first_cut + 2) << RunBegin::kPartsBit;
   }
   return runs;
 }

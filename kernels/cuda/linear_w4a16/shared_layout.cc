@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/linear_w4a16/run_table.h"
 #include "kernels/cuda/primitives/host_device.h"
 
 namespace flashquant::cuda {
@@ -23,16 +24,25 @@ bool NeedsFirstSlots(const PackedLayout& layout, const LinearPlan& plan) {
 }  // namespace
 
 JoinSlots ChooseJoinSlots(const PackedLayout& layout, const LinearPlan& plan) {
-  // Whole strips of a warp, and one that it shares.
-  int most = 0;
+  JoinSlots slots;
   for (int extra = 0; extra < 2; ++extra) {
     const int strips = layout.num_strips / plan.num_splits + extra;
     if (extra == 1 && layout.num_strips % plan.num_splits == 0) break;
-    most = std::max(most, strips / plan.num_warps + (strips % plan.num_warps != 0 ? 1 : 0));
+    slots.count = std::max(slots.count, strips / plan.num_warps);
+    const RunTable runs = CutRuns(strips, 1, plan.num_warps);
+    for (int w = 0; w < plan.num_warps; ++w) {
+      if (!runs.begin[w].cut()) continue;
+      slots.shared_strips = std::max(slots.shared_strips, runs.begin[w].shared_strip() + 1);
+      slots.parts = std::max(slots.parts, runs.begin[w].num_parts());
+    }
   }
   // More slots would cost the ring more than waiting for the other ranks costs.
-  if (most <= kMaxJoinSlots) return {most, most};
-  return {2, 1};
+  slots.lag = slots.count;
+  if (slots.count > kMaxJoinSlots) {
+    slots.count = 2;
+    slots.lag = 1;
+  }
+  return slots;
 }
 
 SharedLayout LayOutShared(const PackedLayout& layout, const LinearPlan& plan, int batch_blocks) {
@@ -54,13 +64,17 @@ SharedLayout LayOutShared(const PackedLayout& layout, const LinearPlan& plan, in
   out.x_block_pitch = chunks * kChunkK * kRowsPerBatchBlock * 2;
   out.first_slots_offset = out.x_offset + (!digits || layout.max_outlier_bytes > 0 ? x_bytes : 0);
   out.join_slots_offset = out.first_slots_offset;
-  if (NeedsFirstSlots(layout, plan)) {
+  if (!plan.cluster_join && NeedsFirstSlots(layout, plan)) {
     out.join_slots_offset += static_cast<uint32_t>(plan.num_warps) * SlotBytes(batch_blocks);
   }
+  out.part_slots_offset = out.join_slots_offset;
   out.ring_offset = out.join_slots_offset;
   if (plan.cluster_join) {
-    out.ring_offset += static_cast<uint32_t>(plan.num_warps * ChooseJoinSlots(layout, plan).count) *
-                       ranks * JoinGroups(plan.num_ranks) * (SlotBytes(batch_blocks) / 8);
+    const JoinSlots slots = ChooseJoinSlots(layout, plan);
+    const uint32_t slot_bytes = ranks * JoinGroups(plan.num_ranks) * (SlotBytes(batch_blocks) / 8);
+    out.part_slots_offset += static_cast<uint32_t>(plan.num_warps * slots.count) * slot_bytes;
+    out.ring_offset = out.part_slots_offset +
+                      static_cast<uint32_t>(slots.shared_strips * slots.parts) * slot_bytes;
   }
   return out;
 }

@@ -14,11 +14,12 @@ namespace flashquant::cuda {
 inline constexpr int kMaxStages = 6;
 inline constexpr int kMaxJoinSlots = 4;
 // The barriers of each warp's ring (StageRing), then barriers on which the other ranks' parts
-// complete, one for each of a warp's join slots.
+// complete, one for each of a warp's join slots and for each strip that warps share.
 inline constexpr uint32_t kRingBarrierBytes = (kMaxStages + 1) * 8;
 inline constexpr uint32_t kJoinBarrierOffset = kMaxWarpsPerBlock * kRingBarrierBytes;
-inline constexpr uint32_t kSharedHeadBytes =
+inline constexpr uint32_t kPartBarrierOffset =
     kJoinBarrierOffset + kMaxWarpsPerBlock * kMaxJoinSlots * 8;
+inline constexpr uint32_t kSharedHeadBytes = kPartBarrierOffset + kMaxWarpsPerBlock * 8;
 static_assert(kSharedHeadBytes % 16 == 0);
 
 constexpr int BatchBlocks(int m) { return m <= 8 ? 1 : m <= 16 ? 2 : 4; }
@@ -48,6 +49,7 @@ struct SharedLayout {
   uint32_t x_block_pitch = 0;       // bytes of one batch block
   uint32_t first_slots_offset = 0;  // one slot per warp, or none, see join.cuh
   uint32_t join_slots_offset = 0;   // with cluster_join, see RankExchange
+  uint32_t part_slots_offset = 0;   // the same
 };
 
 constexpr uint32_t RoundUp(uint32_t value, uint32_t multiple) {
@@ -60,10 +62,13 @@ inline uint32_t StageBytes(const PackedLayout& layout) {
                                std::min(layout.max_outlier_bytes, kMaxPieceBytes));
 }
 
-// How many slots a warp has for the other ranks' parts, and for how many strips it may be waiting.
+// How many slots a warp has for all ranks' sums of its whole strips, and for how many strips it may
+// be waiting; how many strips of a block warps share at most, and how many warps one of them.
 struct JoinSlots {
   int count = 0;
   int lag = 0;
+  int shared_strips = 0;
+  int parts = 0;
 };
 JoinSlots ChooseJoinSlots(const PackedLayout& layout, const LinearPlan& plan);
 

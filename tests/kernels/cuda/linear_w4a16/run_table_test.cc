@@ -59,5 +59,45 @@ TEST(RunTableTest, AStripThatWarpsShareHasOneFirstCutAndIsTheSameForEveryNumberO
   });
 }
 
+// All warps that have some of a strip, be it less than a unit, must name the same place for their
+// parts and as many of them.
+TEST(RunTableTest, EveryWarpOfASharedStripHasItsOwnPartOfIt) {
+  ForAllBlocks([](int strips, int /*units*/, int warps, const RunTable& runs) {
+    int shared = 0;
+    for (int strip = 0; strip < strips; ++strip) {
+      // The run of warp w is [strips * w, strips * (w + 1)) in 1 / num_warps of a strip.
+      int parts = 0;
+      int num_parts = 0;
+      for (int w = 0; w < warps; ++w) {
+        if (strips * (w + 1) > strip * warps && strips * w < (strip + 1) * warps) ++num_parts;
+      }
+      if (num_parts == 1) continue;
+      for (int w = 0; w < warps; ++w) {
+        if (strips * (w + 1) <= strip * warps || strips * w >= (strip + 1) * warps) continue;
+        const bool begins = strips * w <= strip * warps;
+        const RunBegin& cut = runs.begin[begins ? w + 1 : w];
+        ASSERT_TRUE(cut.cut());
+        ASSERT_EQ(cut.strip(), strip);
+        ASSERT_EQ(cut.shared_strip(), shared);
+        ASSERT_EQ(cut.num_parts(), num_parts);
+        ASSERT_EQ(begins ? cut.part() - 1 : cut.part(), parts);
+        ++parts;
+      }
+      ++shared;
+    }
+    ASSERT_LT(shared, kMaxWarpsPerBlock);
+  });
+}
+
+TEST(RunTableTest, TheLargestBlocksStripsFitTheirField) {
+  constexpr int kStrips = (1 << 16) - 1;
+  for (int warps = 1; warps <= kMaxWarpsPerBlock; ++warps) {
+    const RunTable runs = CutRuns(kStrips + 1, 1, warps);
+    ASSERT_EQ(runs.begin[warps].strip(), kStrips + 1);
+    ASSERT_EQ(runs.begin[warps].unit, kStrips + 1);
+    ASSERT_FALSE(runs.begin[warps].cut());
+  }
+}
+
 }  // namespace
 }  // namespace flashquant::cuda

@@ -24,7 +24,7 @@ PackedLayout Layout(int num_strips, int num_units) {
 
 // Of a block with so many strips, which its warps share evenly.
 struct WarpWork {
-  int hand_ins = 0;           // strips of which the warp hands in the block's sum
+  int whole = 0;
   bool leaves_first = false;  // goes on from a strip that the warp before began
 };
 
@@ -35,12 +35,8 @@ WarpWork WorkOf(int strips, int num_warps, int warp) {
   for (int strip = 0; strip < strips; ++strip) {
     const int from = strip * num_warps;
     const int to = from + num_warps;
-    if (from >= begin && to <= end) ++work.hand_ins;
-    if (from < begin && begin < to) {
-      // A shared strip is handed in by the warp at its first cut.
-      if (begin - strips <= from) ++work.hand_ins;
-      if (end > to) work.leaves_first = true;
-    }
+    if (from >= begin && to <= end) ++work.whole;
+    if (from < begin && begin < to && end > to) work.leaves_first = true;
   }
   return work;
 }
@@ -64,24 +60,53 @@ void ForEachPlan(Body&& body) {
   }
 }
 
-TEST(SharedLayoutTest, EveryStripHasAJoinSlotOrWarpsWaitForHalfOfThem) {
+TEST(SharedLayoutTest, EveryWholeStripHasAJoinSlotOrWarpsWaitForHalfOfThem) {
   ForEachPlan([](const PackedLayout& layout, const LinearPlan& plan) {
     const JoinSlots slots = ChooseJoinSlots(layout, plan);
-    ASSERT_GE(slots.lag, 1);
     ASSERT_LE(slots.count, kMaxJoinSlots);
-    if (slots.count == 2 * slots.lag) return;
+    if (slots.lag > 0 && slots.count == 2 * slots.lag) return;
     ASSERT_EQ(slots.count, slots.lag);
     const EvenSplit strips(layout.num_strips, plan.num_splits);
     for (int split = 0; split < plan.num_splits; ++split) {
       for (int warp = 0; warp < plan.num_warps; ++warp) {
-        EXPECT_LE(WorkOf(strips.Size(split), plan.num_warps, warp).hand_ins, slots.count);
+        EXPECT_LE(WorkOf(strips.Size(split), plan.num_warps, warp).whole, slots.count);
       }
     }
   });
 }
 
-TEST(SharedLayoutTest, WarpsThatGoOnFromASharedStripHaveASlotForIt) {
+TEST(SharedLayoutTest, EveryPartOfASharedStripHasAPlace) {
   ForEachPlan([](const PackedLayout& layout, const LinearPlan& plan) {
+    const JoinSlots slots = ChooseJoinSlots(layout, plan);
+    const EvenSplit strips(layout.num_strips, plan.num_splits);
+    for (int split = 0; split < plan.num_splits; ++split) {
+      const int size = strips.Size(split);
+      int shared = 0;
+      for (int strip = 0; strip < size; ++strip) {
+        int parts = 0;
+        for (int warp = 0; warp < plan.num_warps; ++warp) {
+          const bool ends_before = size * (warp + 1) <= strip * plan.num_warps;
+          const bool begins_behind = size * warp >= (strip + 1) * plan.num_warps;
+          if (!ends_before && !begins_behind) ++parts;
+        }
+        if (parts > 1) ++shared;
+        EXPECT_TRUE(parts == 1 || parts <= slots.parts);
+      }
+      EXPECT_LE(shared, slots.shared_strips);
+    }
+    const auto places = static_cast<uint32_t>(slots.parts * slots.shared_strips);
+    for (const int batch_blocks : {1, 2, 4}) {
+      const SharedLayout layout_of = LayOutShared(layout, plan, batch_blocks);
+      EXPECT_GE(layout_of.ring_offset - layout_of.part_slots_offset,
+                places * static_cast<uint32_t>(plan.num_ranks) * JoinGroups(plan.num_ranks) *
+                    (SlotBytes(batch_blocks) / 8));
+    }
+  });
+}
+
+TEST(SharedLayoutTest, WarpsThatGoOnFromASharedStripHaveASlotForIt) {
+  ForEachPlan([](const PackedLayout& layout, LinearPlan plan) {
+    plan.cluster_join = false;
     const EvenSplit strips(layout.num_strips, plan.num_splits);
     bool needed = false;
     for (int split = 0; split < plan.num_splits; ++split) {
