@@ -70,10 +70,10 @@ absl::Status AttentionStep::RunSingleRows(const PagedAttentionParams& params,
   decode.attention = params;
   decode.cos_sin = cos_sin;
   decode.fp8_cache = fp8_cache_;
-  decode.ranks =
-      DecodeRanks(int64_t{params.batch.num_sequences} * NumDecodeTiles(params), num_sms_, cluster_);
+  decode.split =
+      SplitDecode(int64_t{params.batch.num_sequences} * NumDecodeTiles(params), num_sms_, cluster_);
   if (!cluster_) {
-    const int64_t num_floats = DecodePartialFloats(params, decode.ranks);
+    const int64_t num_floats = DecodePartialFloats(params, decode.split.ranks);
     FQ_RETURN_IF_ERROR(Grow(num_floats * int64_t{sizeof(float)}, &partials_));
     decode.partial_sums = partials_.As<float>();
     decode.partial_weights =

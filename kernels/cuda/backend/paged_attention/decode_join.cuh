@@ -3,7 +3,6 @@
 // other's shared memory, or left in global memory where there are no clusters.
 #pragma once
 
-#include <cooperative_groups.h>
 #include <cuda_bf16.h>
 
 #include <cstdint>
@@ -11,6 +10,8 @@
 #include "kernels/cuda/backend/paged_attention/params.h"
 #include "kernels/cuda/backend/paged_attention/tile.cuh"
 #include "kernels/cuda/primitives/cluster.cuh"
+#include "kernels/cuda/primitives/mbarrier.cuh"
+#include "kernels/cuda/primitives/mma.cuh"
 
 namespace flashquant::cuda {
 
@@ -44,21 +45,44 @@ struct DecodeBlock {
   }
 };
 
-// A rank's part of what a block joins, one slice of the dimensions: [rows][slice] sums, then [rows]
-// greatest scores and [rows] sums of weights.
+// A rank's part of what a block joins, one slice of the dimensions: [rows][slice] sums, then of
+// each row the greatest score, the sum of weights and two floats of padding.
 __host__ __device__ constexpr int ExchangePartFloats(int rows, int slice) {
-  return rows * (slice + 2);
+  return rows * (slice + 4);
 }
 
-// Joins the block's warps and hands each sum, its row's greatest score and the row's sum of weights
-// to `store`(row, column, sum, max, weight).
-// `shared`: room for all warps' sums, free of other use.
+// Bytes that a block of a cluster receives in all.
+__host__ __device__ constexpr int ExchangeBytes(int ranks, int rows, int padded_dim) {
+  return 4 * ranks * ExchangePartFloats(rows, padded_dim / ranks);
+}
+
+// Makes the barrier that JoinInCluster waits for, before the cluster's first one. All threads may
+// call it.
+__device__ __forceinline__ void BeginExchange(const DecodeAttentionParams& params,
+                                              const DecodeBlock& block, int padded_dim,
+                                              uint32_t barrier) {
+  if (threadIdx.x != 0) return;
+  InitBarrier(barrier, 1);
+  ArriveExpecting(barrier, ExchangeBytes(params.split.ranks, block.num_heads, padded_dim));
+  FenceBarrierInit();
+}
+
+__device__ __forceinline__ void AddScaled(float factor, const float4& v, float4* sum) {
+  sum->x += factor * v.x;
+  sum->y += factor * v.y;
+  sum->z += factor * v.z;
+  sum->w += factor * v.w;
+}
+
+// Joins the block's warps and hands each four sums, their row's greatest score and the row's sum of
+// weights to `store`(row, first column, sums, max, weight).
+// `shared`: the warps' stages, those of all steps free of other use.
 template <typename Tile, int kPaddedDim, typename Store>
 __device__ void JoinWarps(const WarpRows<Tile, kPaddedDim>& rows, int num_rows, float* shared,
                           const Store& store) {
   const int lane = threadIdx.x % 32;
   const auto sums = [&](int warp, int row) {
-    return shared + warp * Tile::kWarpSumFloats + row * (kPaddedDim + 2);
+    return shared + warp * (Tile::kWarpBytes / 4) + row * Tile::kSumStride;
   };
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -66,54 +90,57 @@ __device__ void JoinWarps(const WarpRows<Tile, kPaddedDim>& rows, int num_rows, 
     float* to = sums(threadIdx.x / 32, r * 8 + lane / 4);
 #pragma unroll
     for (int pair = 0; pair < kPaddedDim / 8; ++pair) {
-      const float2 two = Tile::Kv::SumPair(rows.sums, pair, r);
-      to[Tile::Kv::DimOf(pair, lane)] = two.x;
-      to[Tile::Kv::DimOf(pair, lane) + 1] = two.y;
+      *reinterpret_cast<float2*>(to + Tile::Kv::DimOf(pair, lane)) =
+          Tile::Kv::SumPair(rows.sums, pair, r);
     }
     if (lane % 4 == 0) {
-      to[kPaddedDim] = rows.max[r];
-      to[kPaddedDim + 1] = rows.weight[r];
+      *reinterpret_cast<float2*>(to + kPaddedDim) = make_float2(rows.max[r], rows.weight[r]);
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < num_rows * kPaddedDim; i += Tile::kThreads) {
-    const int row = i / kPaddedDim;
-    const int column = i % kPaddedDim;
+  for (int i = threadIdx.x; i < num_rows * (kPaddedDim / 4); i += Tile::kThreads) {
+    const int row = i / (kPaddedDim / 4);
+    const int column = i % (kPaddedDim / 4) * 4;
+    float2 ends[Tile::kWarps];
     float max = -INFINITY;
-    for (int warp = 0; warp < Tile::kWarps; ++warp) max = fmaxf(max, sums(warp, row)[kPaddedDim]);
+#pragma unroll
+    for (int warp = 0; warp < Tile::kWarps; ++warp) {
+      ends[warp] = *reinterpret_cast<const float2*>(sums(warp, row) + kPaddedDim);
+      max = fmaxf(max, ends[warp].x);
+    }
     // Nothing seen by any warp: any base will do, all sums are zero.
     const float base = max == -INFINITY ? 0.0f : max;
-    float sum = 0.0f;
+    float4 sum = {};
     float weight = 0.0f;
+#pragma unroll
     for (int warp = 0; warp < Tile::kWarps; ++warp) {
-      const float* from = sums(warp, row);
-      const float factor = exp2f(from[kPaddedDim] - base);
-      sum += factor * from[column];
-      weight += factor * from[kPaddedDim + 1];
+      const float factor = exp2f(ends[warp].x - base);
+      AddScaled(factor, *reinterpret_cast<const float4*>(sums(warp, row) + column), &sum);
+      weight += factor * ends[warp].y;
     }
     store(row, column, sum, max, weight);
   }
 }
 
-// The average over all ranks, in their order. `part`(rank) gives a rank's sum, greatest score and
+// The average over all ranks, in their order. `part`(rank) gives a rank's sums, greatest score and
 // weight.
 template <typename Part>
-__device__ float JoinRanks(int ranks, const Part& part) {
+__device__ float4 JoinRanks(int ranks, const Part& part) {
   float max = -INFINITY;
   for (int rank = 0; rank < ranks; ++rank) max = fmaxf(max, part(rank).max);
-  float sum = 0.0f;
+  float4 sum = {};
   float weight = 0.0f;
   for (int rank = 0; rank < ranks; ++rank) {
     const auto one = part(rank);
     const float factor = exp2f(one.max - max);
-    sum += factor * one.sum;
+    AddScaled(factor, one.sum, &sum);
     weight += factor * one.weight;
   }
-  return sum / weight;
+  return make_float4(sum.x / weight, sum.y / weight, sum.z / weight, sum.w / weight);
 }
 
 struct RankPart {
-  float sum;
+  float4 sum;
   float max;
   float weight;
 };
@@ -124,38 +151,50 @@ __device__ __forceinline__ __nv_bfloat16* DecodeOutput(const PagedAttentionParam
   return static_cast<__nv_bfloat16*>(params.out) + (head + row) * params.head_dim;
 }
 
-// Sends each slice of the sums to the block that joins it, and joins this block's own.
+// Writes columns `column` to column + 3 of a row, those that there are.
+__device__ __forceinline__ void StoreAverages(const PagedAttentionParams& params,
+                                              const DecodeBlock& block, int row, int column,
+                                              const float4& v) {
+  __nv_bfloat16* out = DecodeOutput(params, block, row) + column;
+  const __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y);
+  const __nv_bfloat162 high = __floats2bfloat162_rn(v.z, v.w);
+  // A head has an even number of dimensions.
+  if (column < params.head_dim) *reinterpret_cast<__nv_bfloat162*>(out) = low;
+  if (column + 2 < params.head_dim) *reinterpret_cast<__nv_bfloat162*>(out + 2) = high;
+}
+
+// Sends each slice of the sums to the block that joins it, and joins this block's own. `barrier`:
+// BeginExchange's.
 template <typename Tile, int kPaddedDim>
 __device__ void JoinInCluster(const DecodeAttentionParams& params, const DecodeBlock& block,
                               const WarpRows<Tile, kPaddedDim>& rows, float* shared,
-                              float* exchange) {
-#if __CUDA_ARCH__ >= 900
-  const int d = params.attention.head_dim;
-  const int slice = kPaddedDim / params.ranks;
+                              float* exchange, uint32_t barrier) {
+  const int slice = kPaddedDim / params.split.ranks;
   const int part_floats = ExchangePartFloats(block.num_heads, slice);
-  const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  const uint32_t part = SharedAddress(exchange + block.rank * part_floats);
   ClusterWait();  // all blocks have begun
-  JoinWarps(
-      rows, block.num_heads, shared, [&](int row, int column, float sum, float max, float weight) {
-        float* to = cluster.map_shared_rank(exchange, column / slice) + block.rank * part_floats;
-        to[row * slice + column % slice] = sum;
-        if (column % slice != 0) return;
-        to[block.num_heads * slice + row] = max;
-        to[block.num_heads * (slice + 1) + row] = weight;
-      });
-  cluster.sync();
-  for (int i = threadIdx.x; i < block.num_heads * slice; i += Tile::kThreads) {
-    const int row = i / slice;
-    const int column = block.rank * slice + i % slice;
-    if (column >= d) continue;
-    const float average = JoinRanks(params.ranks, [&](int rank) {
-      const float* part = exchange + rank * part_floats;
-      const float* ends = part + block.num_heads * slice;
-      return RankPart{part[i], ends[row], ends[block.num_heads + row]};
+  JoinWarps(rows, block.num_heads, shared,
+            [&](int row, int column, const float4& sum, float max, float weight) {
+              const int owner = column / slice;
+              const uint32_t to = ClusterAddress(part, owner);
+              const uint32_t arrival = ClusterAddress(barrier, owner);
+              StoreClusterAsync16(to + 4 * (row * slice + column % slice), sum, arrival);
+              if (column % slice != 0) return;
+              StoreClusterAsync16(to + 4 * (block.num_heads * slice + 4 * row),
+                                  make_float4(max, weight, 0.0f, 0.0f), arrival);
+            });
+  WaitForPhase(barrier, 0);
+  for (int i = threadIdx.x; i < block.num_heads * (slice / 4); i += Tile::kThreads) {
+    const int row = i / (slice / 4);
+    const int column = i % (slice / 4) * 4;
+    const float4 averages = JoinRanks(params.split.ranks, [&](int rank) {
+      const float* from = exchange + rank * part_floats;
+      const float* ends = from + block.num_heads * slice + 4 * row;
+      return RankPart{*reinterpret_cast<const float4*>(from + row * slice + column), ends[0],
+                      ends[1]};
     });
-    DecodeOutput(params.attention, block, row)[column] = __float2bfloat16_rn(average);
+    StoreAverages(params.attention, block, row, block.rank * slice + column, averages);
   }
-#endif
 }
 
 // The only rank joins nobody's sums.
@@ -163,10 +202,10 @@ template <typename Tile, int kPaddedDim>
 __device__ void StoreAlone(const DecodeAttentionParams& params, const DecodeBlock& block,
                            const WarpRows<Tile, kPaddedDim>& rows, float* shared) {
   JoinWarps(rows, block.num_heads, shared,
-            [&](int row, int column, float sum, float /*max*/, float weight) {
-              if (column >= params.attention.head_dim) return;
-              DecodeOutput(params.attention, block, row)[column] =
-                  __float2bfloat16_rn(sum / weight);
+            [&](int row, int column, const float4& sum, float /*max*/, float weight) {
+              StoreAverages(
+                  params.attention, block, row, column,
+                  make_float4(sum.x / weight, sum.y / weight, sum.z / weight, sum.w / weight));
             });
 }
 
@@ -175,12 +214,15 @@ __device__ void LeavePartials(const DecodeAttentionParams& params, const DecodeB
                               const WarpRows<Tile, kPaddedDim>& rows, float* shared) {
   const int d = params.attention.head_dim;
   const int64_t place =
-      (static_cast<int64_t>(block.sequence) * params.ranks + block.rank) * gridDim.y + blockIdx.y;
+      (static_cast<int64_t>(block.sequence) * params.split.ranks + block.rank) * gridDim.y +
+      blockIdx.y;
   float* sums = params.partial_sums + place * kNarrowRows * d;
   float* weights = params.partial_weights + place * kNarrowRows * 2;
   JoinWarps(rows, block.num_heads, shared,
-            [&](int row, int column, float sum, float max, float weight) {
-              if (column < d) sums[row * d + column] = sum;
+            [&](int row, int column, const float4& sum, float max, float weight) {
+              float* to = sums + row * d + column;
+              if (column < d) *reinterpret_cast<float2*>(to) = make_float2(sum.x, sum.y);
+              if (column + 2 < d) *reinterpret_cast<float2*>(to + 2) = make_float2(sum.z, sum.w);
               if (column != 0) return;
               weights[row * 2] = max;
               weights[row * 2 + 1] = weight;

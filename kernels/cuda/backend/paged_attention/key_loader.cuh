@@ -10,6 +10,49 @@
 
 namespace flashquant::cuda {
 
+// Which rows of a layer's cache hold the keys of a sequence, for one KV head.
+class CacheRows {
+ public:
+  static constexpr int kNoRow = -1;
+
+  // `first_block`: of the sequence, in AttentionBatch::block_ids. Keys at or beyond `end` have no
+  // row. Positions times block_tokens are below 2^32.
+  __device__ CacheRows(const PagedAttentionParams& params, int first_block, int end, int kv_head)
+      : block_ids_(params.batch.block_ids + first_block),
+        end_(end),
+        kv_head_(kv_head),
+        num_kv_heads_(params.kv.num_kv_heads),
+        block_tokens_(params.kv.block_tokens),
+        inverse_block_tokens_(0xffffffffu / static_cast<unsigned>(params.kv.block_tokens) + 1) {}
+
+  __device__ int end() const { return end_; }
+
+  // The id of the block that holds the key. Nothing here waits for the load; Row does.
+  __device__ int FindBlock(int key) const { return key < end_ ? block_ids_[BlockOf(key)] : 0; }
+
+  // `block_id`: FindBlock(key). Fewer than 2^31 rows fit in any device's memory.
+  __device__ int Row(int block_id, int key) const {
+    if (key >= end_) return kNoRow;
+    return (block_id * num_kv_heads_ + kv_head_) * block_tokens_ + key -
+           BlockOf(key) * block_tokens_;
+  }
+
+ private:
+  __device__ int BlockOf(int key) const {  // in the sequence
+    return block_tokens_ == 1
+               ? key
+               : static_cast<int>(__umulhi(static_cast<unsigned>(key), inverse_block_tokens_));
+  }
+
+  const int32_t* block_ids_;
+  int end_;
+  int kv_head_;
+  int num_kv_heads_;
+  int block_tokens_;
+  // 2^32 / block_tokens, rounded up: a division takes 30 instructions.
+  unsigned inverse_block_tokens_;
+};
+
 // Copies the rows of keys first .. first + kKeys of one KV head to both arrays of a stage; keys at
 // or beyond `end` become zeros and are not read. All threads of the block call it together.
 template <typename Tile, int kPaddedDim>
@@ -23,15 +66,10 @@ class KeyLoader {
     int id[Tile::kKeys / 32];
   };
 
-  // `first_block`: of the sequence, in AttentionBatch::block_ids. Positions times block_tokens are
-  // below 2^32.
   __device__ KeyLoader(const PagedAttentionParams& params, int first_block, int end, int kv_head,
                        uint8_t* stages)
       : params_(params),
-        block_ids_(params.batch.block_ids + first_block),
-        end_(end),
-        kv_head_(kv_head),
-        inverse_block_tokens_(0xffffffffu / static_cast<unsigned>(params.kv.block_tokens) + 1),
+        cache_rows_(params, first_block, end, kv_head),
         stages_(stages),
         lane_(ThreadOfBlock() % 32) {}
 
@@ -40,8 +78,7 @@ class KeyLoader {
     Blocks blocks;
 #pragma unroll
     for (int i = 0; i < Tile::kKeys / 32; ++i) {
-      const int key = first + i * 32 + lane_;
-      blocks.id[i] = key < end_ ? block_ids_[BlockOf(key)] : 0;
+      blocks.id[i] = cache_rows_.FindBlock(first + i * 32 + lane_);
     }
     return blocks;
   }
@@ -52,7 +89,7 @@ class KeyLoader {
     Rows rows;
 #pragma unroll
     for (int i = 0; i < Tile::kKeys / 32; ++i) {
-      rows.of[i] = CacheRow(blocks.id[i], first + i * 32 + lane_);
+      rows.of[i] = cache_rows_.Row(blocks.id[i], first + i * 32 + lane_);
     }
     uint8_t* const to = stages_ + stage * 2 * Tile::kStageBytes;
     if constexpr (kVector) {
@@ -69,25 +106,12 @@ class KeyLoader {
   }
 
  private:
-  static constexpr int kNoRow = -1;
+  static constexpr int kNoRow = CacheRows::kNoRow;
 
-  // Each lane's keys of a step, as rows of the cache: fewer than 2^31 fit in any device's memory.
+  // Each lane's keys of a step, as rows of the cache.
   struct Rows {
     int of[Tile::kKeys / 32];
   };
-
-  __device__ int BlockOf(int key) const {  // in the sequence
-    return params_.kv.block_tokens == 1
-               ? key
-               : static_cast<int>(__umulhi(static_cast<unsigned>(key), inverse_block_tokens_));
-  }
-
-  __device__ int CacheRow(int block_id, int key) const {
-    if (key >= end_) return kNoRow;
-    const int block_tokens = params_.kv.block_tokens;
-    return (block_id * params_.kv.num_kv_heads + kv_head_) * block_tokens + key -
-           BlockOf(key) * block_tokens;
-  }
 
   __device__ static int RowOf(const Rows& rows, int key) {
     int row = __shfl_sync(0xffffffffu, rows.of[0], key % 32);
@@ -145,11 +169,7 @@ class KeyLoader {
   }
 
   const PagedAttentionParams& params_;
-  const int32_t* block_ids_;
-  int end_;
-  int kv_head_;
-  unsigned
-      inverse_block_tokens_;  // 2^32 / block_tokens, rounded up: a division takes 30 instructions
+  CacheRows cache_rows_;
   uint8_t* stages_;
   int lane_;
 };

@@ -18,16 +18,20 @@ __global__ void DecodeJoinKernel(DecodeAttentionParams decode) {
   const DecodeBlock block(params);
   if (block.context == 0) return;
   const int d = params.head_dim;
-  for (int i = threadIdx.x; i < block.num_heads * d; i += kThreads) {
-    const int row = i / d;
-    const float average = JoinRanks(decode.ranks, [&](int rank) {
+  for (int i = threadIdx.x; i < block.num_heads * (d / 2); i += kThreads) {
+    const int row = i / (d / 2);
+    const int column = i % (d / 2) * 2;
+    const float4 averages = JoinRanks(decode.split.ranks, [&](int rank) {
       const int64_t place =
-          (static_cast<int64_t>(block.sequence) * decode.ranks + rank) * gridDim.y + blockIdx.y;
+          (static_cast<int64_t>(block.sequence) * decode.split.ranks + rank) * gridDim.y +
+          blockIdx.y;
+      const float2 sums = *reinterpret_cast<const float2*>(
+          decode.partial_sums + (place * kNarrowRows + row) * d + column);
       const float* ends = decode.partial_weights + (place * kNarrowRows + row) * 2;
-      return RankPart{decode.partial_sums[place * kNarrowRows * d + i], ends[0], ends[1]};
+      return RankPart{make_float4(sums.x, sums.y, 0.0f, 0.0f), ends[0], ends[1]};
     });
-    const int64_t head = static_cast<int64_t>(block.token) * params.num_heads + block.first_head;
-    static_cast<__nv_bfloat16*>(params.out)[head * d + i] = __float2bfloat16_rn(average);
+    *reinterpret_cast<__nv_bfloat162*>(DecodeOutput(params, block, row) + column) =
+        __floats2bfloat162_rn(averages.x, averages.y);
   }
 }
 
@@ -50,7 +54,7 @@ int64_t DecodePartialFloats(const PagedAttentionParams& params, int ranks) {
 
 cudaError_t LaunchDecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream) {
   if (!IsHeadDim(params.attention.head_dim, params.fp8_cache)) return cudaErrorInvalidValue;
-  const int ranks = params.ranks;
+  const int ranks = params.split.ranks;
   if (ranks < 1 || ranks > kMaxDecodeRanks || (ranks & (ranks - 1)) != 0) {
     return cudaErrorInvalidValue;
   }

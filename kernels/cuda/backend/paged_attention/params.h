@@ -34,8 +34,8 @@ struct DecodeAttentionParams {
   // this does both, and leaves qkv as it is. [max positions, D] as in RopeAndKvWriteParams.
   const float* cos_sin = nullptr;
   bool fp8_cache = false;  // else BF16
-  int ranks = 1;           // of each row and KV head: 1, 2, 4 or 8
-  // Null: the ranks are a cluster (sm_90 and later). Else [num_sequences][ranks][tiles of
+  DecodeSplit split;
+  // Null: the ranks are a cluster (sm_90 and later). Else [num_sequences][split.ranks][tiles of
   // all KV heads][kNarrowRows][head_dim] sums of weight * value and [..][kNarrowRows][2]: the
   // greatest score (in powers of two) and the sum of weights relative to it.
   float* partial_sums = nullptr;

@@ -42,13 +42,32 @@ void AddPrefillRows(const Rows& rows, int32_t group, int32_t sliding_window, int
 
 }  // namespace
 
-int DecodeRanks(int64_t num_units, int num_sms, bool cluster) {
+DecodeSplit SplitDecode(int64_t num_units, int num_sms, bool cluster) {
   constexpr int64_t kSpreadBlocksPerSm = 2;
   constexpr int64_t kMostBlocksPerSm = 3;  // with heads of 128, by their shared memory
-  if (num_units > kMostBlocksPerSm * num_sms) return cluster ? 2 : 1;
-  int ranks = kMaxDecodeRanks;
-  while (ranks > 1 && num_units * ranks > kSpreadBlocksPerSm * num_sms) ranks /= 2;
-  return ranks;
+  DecodeSplit split;
+  if (num_units > kMostBlocksPerSm * num_sms) {
+    split.ranks = cluster ? 2 : 1;
+    return split;
+  }
+  if (cluster && 2 * num_units <= num_sms) {
+    split.double_blocks = true;
+    split.blocks_per_sm = 1;
+    split.ranks = 2;
+    // Clusters of more than two leave SMs out, which may be too many: only while half would do.
+    while (split.ranks < kMaxDecodeRanks && 2 * split.ranks * num_units <= num_sms / 2) {
+      split.ranks *= 2;
+    }
+    return split;
+  }
+  split.ranks = kMaxDecodeRanks;
+  while (split.ranks > 1 && num_units * split.ranks > kSpreadBlocksPerSm * num_sms) {
+    split.ranks /= 2;
+  }
+  if (cluster && num_units * split.ranks <= kSpreadBlocksPerSm * num_sms) {
+    split.blocks_per_sm = kSpreadBlocksPerSm;
+  }
+  return split;
 }
 
 AttentionPlan MakeAttentionPlan(const AttentionBatch& host_batch, int32_t group,

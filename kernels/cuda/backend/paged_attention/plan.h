@@ -20,10 +20,11 @@ struct AttentionPlan {
 AttentionPlan MakeAttentionPlan(const AttentionBatch& host_batch, int32_t group,
                                 int32_t sliding_window, int32_t wide_rows);
 
-// Ranks of the decode kernel for `num_units` rows and KV head tiles on a device of `num_sms`: few
-// units are spread over all of it, up to two blocks an SM; more are not cut up, since starting and
-// joining take as long as some hundred keys. Units that do not run all at once are halved where
-// ranks join in a cluster, so that the last ones do not run alone for long.
-int DecodeRanks(int64_t num_units, int num_sms, bool cluster);
+// How the decode kernel shares out `num_units` rows and KV head tiles on a device of `num_sms`. Few
+// units are spread over all of it, at first one double block an SM where there are clusters, then
+// up to two blocks; more are not cut up, since starting and joining take as long as some hundred
+// keys. Units that do not run all at once are halved where ranks join in a cluster, so that the
+// last ones do not run alone for long.
+DecodeSplit SplitDecode(int64_t num_units, int num_sms, bool cluster);
 
 }  // namespace flashquant::cuda

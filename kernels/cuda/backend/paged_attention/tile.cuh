@@ -1,8 +1,9 @@
 // The attention tile: online softmax over steps of 64 keys (32 for D above 128) with tensor cores,
 // in the manner of FlashAttention-2. Keys and values of a step arrive in two or three shared-memory
 // stages by cp.async. In a wide tile each warp owns 16 virtual rows and sees all keys of a step; in
-// a narrow one all warps have the same 16 rows and 16 keys of each step, with sums of their own
-// that are joined at the end, so that a decode row is not left to one warp.
+// a narrow one all warps have the same 16 rows and 16 keys of each step, with stages and sums of
+// their own that are joined at the end, so that a decode row is not left to one warp. A narrow tile
+// may have twice the warps and keys of a step, for blocks that have an SM to themselves.
 //
 // Steps begin at multiples of their length from position 0 and masked keys add exact zeros, so a
 // row's bits do not depend on the other rows of its tile nor on how its prompt was chunked.
@@ -18,11 +19,15 @@
 
 namespace flashquant::cuda {
 
+enum class TileKind { kWide, kNarrow, kNarrowDouble };
+
 // Shapes of the instance for heads of up to kPaddedDim and a cache of KvType (kv_type.cuh).
-template <int kPaddedDim, bool kWide, typename KvType>
+template <int kPaddedDim, TileKind kKind, typename KvType>
 struct AttentionTile {
   using Kv = KvType;
-  static constexpr int kKeys = kPaddedDim > 128 ? 32 : 64;  // of a step
+  static constexpr bool kWide = kKind == TileKind::kWide;
+  static constexpr int kKeys =  // of a step
+      (kPaddedDim > 128 ? 32 : 64) * (kKind == TileKind::kNarrowDouble ? 2 : 1);
   static constexpr int kWarps = kWide ? WideTileRows(kPaddedDim) / 16 : kKeys / 16;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = kWide ? 16 * kWarps : kNarrowRows;
@@ -35,9 +40,12 @@ struct AttentionTile {
   static constexpr int kStages = kWide ? 2 : Kv::kDecodeStages;
   static constexpr int kStageBytes = kKeys * kRowBytes;  // keys or values of one stage
   static constexpr int kSharedBytes = kQueryBytes + kStages * 2 * kStageBytes;
-  // A narrow tile's warps leave their sums, maxima and weights where the stages were.
-  static constexpr int kWarpSumFloats = kNarrowRows * (kPaddedDim + 2);
-  static_assert(kWide || 4 * kWarps * kWarpSumFloats <= kStages * 2 * kStageBytes);
+  // A narrow tile's warps each have a part of every stage: 16 keys, then their values.
+  static constexpr int kWarpStageBytes = 2 * 16 * kRowBytes;
+  static constexpr int kWarpBytes = kStages * kWarpStageBytes;  // follow each other
+  // They leave their sums, maxima and weights where their stages were.
+  static constexpr int kSumStride = kPaddedDim + 4;  // floats of a row, whole pieces of 16 bytes
+  static_assert(kWide || 4 * kNarrowRows * kSumStride <= kWarpBytes);
 };
 
 // exp2f without its care for results below 2^-126: as weights they are as good as 0.

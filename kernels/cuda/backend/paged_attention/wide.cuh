@@ -68,9 +68,9 @@ __device__ void StoreWide(const PagedAttentionParams& params, const AttentionIte
 
 // Grid: (items, KV heads).
 template <int kPaddedDim, bool kVector, typename Kv>
-__global__ void __launch_bounds__(AttentionTile<kPaddedDim, true, Kv>::kThreads)
+__global__ void __launch_bounds__(AttentionTile<kPaddedDim, TileKind::kWide, Kv>::kThreads)
     AttentionTileKernel(PagedAttentionParams params, const AttentionItem* items) {
-  using Tile = AttentionTile<kPaddedDim, true, Kv>;
+  using Tile = AttentionTile<kPaddedDim, TileKind::kWide, Kv>;
   extern __shared__ uint4 shared[];
   const AttentionItem item = items[blockIdx.x];  // uploaded before the step
   const int kv_head = blockIdx.y;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, true, Kv>::kThreads)
 template <int kPaddedDim, bool kVector, typename Kv>
 cudaError_t LaunchTileKernel(const PagedAttentionParams& params, const AttentionWork& work,
                              cudaStream_t stream) {
-  using Tile = AttentionTile<kPaddedDim, true, Kv>;
+  using Tile = AttentionTile<kPaddedDim, TileKind::kWide, Kv>;
   const auto kernel = AttentionTileKernel<kPaddedDim, kVector, Kv>;
   static const cudaError_t kAttributeError =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);

@@ -39,6 +39,17 @@ struct alignas(16) AttentionItem {
   int32_t end_key = 0;
 };
 
+// How decode rows are shared out among blocks.
+struct DecodeSplit {
+  int ranks = 1;  // blocks of each row and KV head tile: 1, 2, 4 or 8
+  // Blocks of twice the warps; where ranks join in a cluster and a head is whole pieces of 16
+  // bytes.
+  bool double_blocks = false;
+  // More are not to share an SM, though they would fit: as soon as a kernel's blocks leave an SM
+  // the next kernel's take all the room on it, while others have none. 0: as many as fit.
+  int blocks_per_sm = 0;
+};
+
 // The steps of keys of one of `ranks` ranks (1, 2, 4 or 8), in order: parts of kDecodePartKeys
 // keys, counted from position 0, go to the ranks in turns. What a row computes depends on its own
 // context and the number of ranks alone. kKeys, those of a step, divides a part.

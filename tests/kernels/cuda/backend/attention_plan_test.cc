@@ -88,10 +88,15 @@ void AddSingleRows(const std::vector<Sequence>& sequences, const Batch& batch, i
     if (sequences[s].rows != 1) continue;
     const int32_t token = batch.query_indptr()[s];
     const int ranks = 1 << s / 2 % 4;
-    if (s % 4 < 2) {
-      AddSingleRow<64>(sequences[s], ranks, token, group, window, seen);
-    } else {
-      AddSingleRow<32>(sequences[s], ranks, token, group, window, seen);
+    switch (s / 2 % 3) {
+      case 0:
+        AddSingleRow<32>(sequences[s], ranks, token, group, window, seen);
+        break;
+      case 1:
+        AddSingleRow<64>(sequences[s], ranks, token, group, window, seen);
+        break;
+      default:
+        AddSingleRow<128>(sequences[s], ranks, token, group, window, seen);
     }
   }
 }
@@ -147,20 +152,38 @@ TEST(AttentionPlanTest, TilesKeepTheirLimitsAndSingleRowsAreCounted) {
   }
 }
 
+void ExpectSplit(int64_t num_units, bool cluster, const DecodeSplit& expected) {
+  const DecodeSplit split = SplitDecode(num_units, /*num_sms=*/132, cluster);
+  EXPECT_EQ(split.ranks, expected.ranks) << num_units << " units";
+  EXPECT_EQ(split.double_blocks, expected.double_blocks) << num_units << " units";
+  EXPECT_EQ(split.blocks_per_sm, expected.blocks_per_sm) << num_units << " units";
+}
+
 TEST(AttentionPlanTest, FewDecodeRowsAreSpreadOverTheDevice) {
-  for (const bool cluster : {false, true}) {
-    EXPECT_EQ(DecodeRanks(1, 132, cluster), kMaxDecodeRanks);
-    EXPECT_EQ(DecodeRanks(64, 132, cluster), 4);
-    EXPECT_EQ(DecodeRanks(128, 132, cluster), 2);
-    EXPECT_EQ(DecodeRanks(264, 132, cluster), 1);
-  }
+  ExpectSplit(1, false, {.ranks = kMaxDecodeRanks});
+  ExpectSplit(64, false, {.ranks = 4});
+  ExpectSplit(128, false, {.ranks = 2});
+  ExpectSplit(264, false, {.ranks = 1});
+}
+
+TEST(AttentionPlanTest, InClustersTheVeryFewHaveDoubleBlocksOneAnSm) {
+  ExpectSplit(1, true, {.ranks = kMaxDecodeRanks, .double_blocks = true, .blocks_per_sm = 1});
+  ExpectSplit(8, true, {.ranks = 8, .double_blocks = true, .blocks_per_sm = 1});
+  ExpectSplit(16, true, {.ranks = 4, .double_blocks = true, .blocks_per_sm = 1});
+  ExpectSplit(32, true, {.ranks = 2, .double_blocks = true, .blocks_per_sm = 1});
+  ExpectSplit(66, true, {.ranks = 2, .double_blocks = true, .blocks_per_sm = 1});
+  ExpectSplit(67, true, {.ranks = 2, .blocks_per_sm = 2});
+  ExpectSplit(132, true, {.ranks = 2, .blocks_per_sm = 2});
+  ExpectSplit(133, true, {.ranks = 1, .blocks_per_sm = 2});
+  ExpectSplit(264, true, {.ranks = 1, .blocks_per_sm = 2});
+  ExpectSplit(265, true, {.ranks = 1});
 }
 
 TEST(AttentionPlanTest, MoreDecodeRowsThanRunAtOnceAreHalvedWhereBlocksJoinInAClusterOnly) {
-  EXPECT_EQ(DecodeRanks(396, 132, true), 1);
-  EXPECT_EQ(DecodeRanks(397, 132, true), 2);
-  EXPECT_EQ(DecodeRanks(512, 132, true), 2);
-  EXPECT_EQ(DecodeRanks(512, 132, false), 1);
+  ExpectSplit(396, true, {.ranks = 1});
+  ExpectSplit(397, true, {.ranks = 2});
+  ExpectSplit(512, true, {.ranks = 2});
+  ExpectSplit(512, false, {.ranks = 1});
 }
 
 TEST(AttentionPlanTest, PaddingSequencesHaveNoWork) {
