@@ -28,7 +28,8 @@ namespace flashquant::cuda {
 
 inline constexpr int kMaxStaticBytes = 16;  // of shared memory, DecodeAttentionKernel's
 
-// Grid: (ranks, tiles of all KV heads, sequences).
+// Grid: (ranks, tiles of all KV heads, sequences). Registers leave room for as many blocks on an SM
+// as shared memory does with heads of 128 dimensions.
 template <int kPaddedDim, TileKind kKind, bool kVector, bool kCluster, typename Kv>
 __global__ void __launch_bounds__(AttentionTile<kPaddedDim, kKind, Kv>::kThreads,
                                   kKind == TileKind::kNarrow ? 3 : 1)

@@ -74,6 +74,11 @@ __device__ __forceinline__ void AddScaled(float factor, const float4& v, float4*
   sum->w += factor * v.w;
 }
 
+__device__ __forceinline__ float4 Average(const float4& sum, float weight) {
+  const float inverse = 1.0f / weight;
+  return make_float4(sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
+}
+
 // Joins the block's warps and hands each four sums, their row's greatest score and the row's sum of
 // weights to `store`(row, first column, sums, max, weight).
 // `shared`: the warps' stages, those of all steps free of other use.
@@ -136,7 +141,7 @@ __device__ float4 JoinRanks(int ranks, const Part& part) {
     AddScaled(factor, one.sum, &sum);
     weight += factor * one.weight;
   }
-  return make_float4(sum.x / weight, sum.y / weight, sum.z / weight, sum.w / weight);
+  return Average(sum, weight);
 }
 
 struct RankPart {
@@ -169,31 +174,37 @@ template <typename Tile, int kPaddedDim>
 __device__ void JoinInCluster(const DecodeAttentionParams& params, const DecodeBlock& block,
                               const WarpRows<Tile, kPaddedDim>& rows, float* shared,
                               float* exchange, uint32_t barrier) {
-  const int slice = kPaddedDim / params.split.ranks;
+  const int ranks = params.split.ranks;
+  const int slice = kPaddedDim / ranks;
   const int part_floats = ExchangePartFloats(block.num_heads, slice);
   const uint32_t part = SharedAddress(exchange + block.rank * part_floats);
+  // Divisions by constants only: others take as long as the sums.
+  const auto owner_of = [&](int column) { return column * ranks / kPaddedDim; };
   ClusterWait();  // all blocks have begun
   JoinWarps(rows, block.num_heads, shared,
             [&](int row, int column, const float4& sum, float max, float weight) {
-              const int owner = column / slice;
+              const int owner = owner_of(column);
+              const int in_slice = column - owner * slice;
               const uint32_t to = ClusterAddress(part, owner);
               const uint32_t arrival = ClusterAddress(barrier, owner);
-              StoreClusterAsync16(to + 4 * (row * slice + column % slice), sum, arrival);
-              if (column % slice != 0) return;
+              StoreClusterAsync16(to + 4 * (row * slice + in_slice), sum, arrival);
+              if (in_slice != 0) return;
               StoreClusterAsync16(to + 4 * (block.num_heads * slice + 4 * row),
                                   make_float4(max, weight, 0.0f, 0.0f), arrival);
             });
   WaitForPhase(barrier, 0);
-  for (int i = threadIdx.x; i < block.num_heads * (slice / 4); i += Tile::kThreads) {
-    const int row = i / (slice / 4);
-    const int column = i % (slice / 4) * 4;
-    const float4 averages = JoinRanks(params.split.ranks, [&](int rank) {
+  for (int i = threadIdx.x; i < block.num_heads * (kPaddedDim / 4); i += Tile::kThreads) {
+    const int row = i / (kPaddedDim / 4);
+    const int column = i % (kPaddedDim / 4) * 4;
+    if (owner_of(column) != block.rank) continue;
+    const float4 averages = JoinRanks(ranks, [&](int rank) {
       const float* from = exchange + rank * part_floats;
       const float* ends = from + block.num_heads * slice + 4 * row;
-      return RankPart{*reinterpret_cast<const float4*>(from + row * slice + column), ends[0],
-                      ends[1]};
+      return RankPart{
+          *reinterpret_cast<const float4*>(from + row * slice + column - block.rank * slice),
+          ends[0], ends[1]};
     });
-    StoreAverages(params.attention, block, row, block.rank * slice + column, averages);
+    StoreAverages(params.attention, block, row, column, averages);
   }
 }
 
@@ -203,9 +214,7 @@ __device__ void StoreAlone(const DecodeAttentionParams& params, const DecodeBloc
                            const WarpRows<Tile, kPaddedDim>& rows, float* shared) {
   JoinWarps(rows, block.num_heads, shared,
             [&](int row, int column, const float4& sum, float /*max*/, float weight) {
-              StoreAverages(
-                  params.attention, block, row, column,
-                  make_float4(sum.x / weight, sum.y / weight, sum.z / weight, sum.w / weight));
+              StoreAverages(params.attention, block, row, column, Average(sum, weight));
             });
 }
 
