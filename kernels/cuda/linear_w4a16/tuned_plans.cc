@@ -1,4 +1,4 @@
-// See tuned_plans.h. Measured with 1% outliers.
+// See tuned_plans.h. Measured with 1% outliers; of plans as fast there, the one that is faster with 3%.
 #include "kernels/cuda/linear_w4a16/tuned_plans.h"
 
 namespace flashquant::cuda {
@@ -9,12 +9,12 @@ constexpr TunedPlan kPlans[] = {
     {132, 4096, 4096, 1, 8, true, 9},      {132, 4096, 4096, 2, 8, true, 9},
     {132, 4096, 4096, 4, 8, true, 9},      {132, 4096, 6144, 1, 4, true, 12},
     {132, 4096, 6144, 2, 4, true, 12},     {132, 4096, 6144, 4, 8, false, 12},
-    {132, 4096, 28672, 1, 2, true, 12},    {132, 4096, 28672, 2, 2, true, 8},
+    {132, 4096, 28672, 1, 4, true, 12},    {132, 4096, 28672, 2, 2, true, 8},
     {132, 4096, 28672, 4, 4, false, 12},   {132, 14336, 4096, 1, 8, true, 12},
     {132, 14336, 4096, 2, 8, true, 8},     {132, 14336, 4096, 4, 8, false, 8},
     {132, 5120, 27648, 1, 4, true, 12},    {132, 5120, 27648, 2, 3, false, 12},
     {132, 5120, 27648, 4, 3, false, 12},   {132, 13824, 5120, 1, 8, true, 11},
-    {132, 13824, 5120, 2, 8, true, 12},    {132, 13824, 5120, 4, 8, false, 12},
+    {132, 13824, 5120, 2, 8, false, 12},   {132, 13824, 5120, 4, 8, false, 12},
     {132, 14848, 75264, 1, 8, true, 12},   {132, 14848, 75264, 2, 6, false, 12},
     {132, 14848, 75264, 4, 10, false, 12},
 };
