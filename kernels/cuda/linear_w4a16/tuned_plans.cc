@@ -1,4 +1,5 @@
-// See tuned_plans.h. Measured with 1% outliers; of plans as fast there, the one that is faster with 3%.
+// See tuned_plans.h. Measured with 1% outliers; of plans that are as fast there, the one that is
+// faster with 3%.
 #include "kernels/cuda/linear_w4a16/tuned_plans.h"
 
 namespace flashquant::cuda {
