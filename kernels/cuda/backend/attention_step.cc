@@ -70,8 +70,10 @@ absl::Status AttentionStep::RunSingleRows(const PagedAttentionParams& params,
   decode.attention = params;
   decode.cos_sin = cos_sin;
   decode.fp8_cache = fp8_cache_;
+  const int group = params.num_heads / params.num_kv_heads;
   decode.split =
-      SplitDecode(int64_t{params.batch.num_sequences} * NumDecodeTiles(params), num_sms_, cluster_);
+      SplitDecode(int64_t{params.batch.num_sequences} * NumDecodeTiles(params), num_sms_, cluster_,
+                  TakesDoubleBlocks(params.head_dim, group, fp8_cache_, shared_bytes_));
   if (!cluster_) {
     const int64_t num_floats = DecodePartialFloats(params, decode.split.ranks);
     FQ_RETURN_IF_ERROR(Grow(num_floats * int64_t{sizeof(float)}, &partials_));

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/backend/cuda_device.h"
 #include "kernels/cuda/backend/cuda_memory.h"
 #include "kernels/cuda/backend/paged_attention/params.h"
 
@@ -18,12 +19,14 @@ namespace flashquant::cuda {
 
 class AttentionStep final {
  public:
-  // `cluster`: the device has thread block clusters; `fp8_cache`: else BF16.
-  AttentionStep(Backend* backend, cudaStream_t stream, bool cluster, int num_sms, bool fp8_cache)
+  // `fp8_cache`: else BF16.
+  AttentionStep(Backend* backend, cudaStream_t stream, const DeviceProperties& device,
+                bool fp8_cache)
       : backend_(backend),
         stream_(stream),
-        cluster_(cluster),
-        num_sms_(num_sms),
+        cluster_(device.compute_major >= 9),
+        num_sms_(device.num_multiprocessors),
+        shared_bytes_(device.shared_bytes_per_block),
         fp8_cache_(fp8_cache) {}
 
   // Copies the arrays that plans are made from.
@@ -45,8 +48,9 @@ class AttentionStep final {
 
   Backend* const backend_;
   const cudaStream_t stream_;
-  const bool cluster_;
+  const bool cluster_;  // the device has thread block clusters
   const int num_sms_;
+  const int shared_bytes_;  // of a block, at most
   const bool fp8_cache_;
   std::vector<int32_t> query_indptr_;
   std::vector<int32_t> context_lengths_;

@@ -35,10 +35,8 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int32_t row_mul
       FQ_ASSIGN_OR_RETURN(mark, Event::Create(/*timed=*/true));
     }
   }
-  const bool has_clusters = backend->device_.compute_major >= 9;
-  backend->attention_ =
-      std::make_unique<AttentionStep>(backend.get(), backend->stream_, has_clusters,
-                                      backend->device_.num_multiprocessors, backend->fp8_cache());
+  backend->attention_ = std::make_unique<AttentionStep>(backend.get(), backend->stream_,
+                                                        backend->device_, backend->fp8_cache());
   backend->recorded_ = std::make_unique<RecordedOps>(backend->stream_);
   return backend;
 }

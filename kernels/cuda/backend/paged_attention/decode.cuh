@@ -177,6 +177,8 @@ inline int PadSharedBytes(int bytes, int blocks_per_sm, const SharedMemoryLimits
 template <int kPaddedDim, TileKind kKind, bool kVector, bool kCluster, typename Kv>
 cudaError_t LaunchDecodeKernel(const DecodeAttentionParams& params, cudaStream_t stream) {
   using Tile = AttentionTile<kPaddedDim, kKind, Kv>;
+  static_assert(Tile::kSharedBytes == DecodeBlockBytes(kPaddedDim, Tile::kElementBytes,
+                                                       kKind == TileKind::kNarrowDouble));
   const auto kernel = DecodeAttentionKernel<kPaddedDim, kKind, kVector, kCluster, Kv>;
   static SharedMemoryLimits limits;
   static const cudaError_t kError = [&] {

@@ -45,17 +45,6 @@ struct DecodeBlock {
   }
 };
 
-// A rank's part of what a block joins, one slice of the dimensions: [rows][slice] sums, then of
-// each row the greatest score, the sum of weights and two floats of padding.
-__host__ __device__ constexpr int ExchangePartFloats(int rows, int slice) {
-  return rows * (slice + 4);
-}
-
-// Bytes that a block of a cluster receives in all.
-__host__ __device__ constexpr int ExchangeBytes(int ranks, int rows, int padded_dim) {
-  return 4 * ranks * ExchangePartFloats(rows, padded_dim / ranks);
-}
-
 // Makes the barrier that JoinInCluster waits for, before the cluster's first one. All threads may
 // call it.
 __device__ __forceinline__ void BeginExchange(const DecodeAttentionParams& params,

@@ -30,7 +30,6 @@ __device__ __forceinline__ void LdMatrixX4(uint32_t (&r)[4], uint32_t shared_add
 
 struct Bf16Kv {
   using Element = __nv_bfloat16;
-  static constexpr int kDecodeStages = 2;  // of keys and values in shared memory
   static constexpr bool kScaled = false;
   static constexpr int kBlocks = 1;  // blocks of 16 dimensions of one ldmatrix over 16 keys
 
@@ -70,7 +69,6 @@ struct Bf16Kv {
 struct Fp8Kv {
   using Element = uint8_t;
   // More of half the size: three blocks of 128 dimensions still fit on one multiprocessor.
-  static constexpr int kDecodeStages = 3;
   static constexpr bool kScaled = true;
   static constexpr int kBlocks = 2;
 

@@ -42,7 +42,17 @@ void AddPrefillRows(const Rows& rows, int32_t group, int32_t sliding_window, int
 
 }  // namespace
 
-DecodeSplit SplitDecode(int64_t num_units, int num_sms, bool cluster) {
+bool TakesDoubleBlocks(int head_dim, int group, bool fp8_cache, int shared_bytes) {
+  constexpr int kOther = 16;  // what the kernel has besides
+  const int element_bytes = fp8_cache ? 1 : 2;
+  if (head_dim * element_bytes % 16 != 0) return false;
+  const int padded = PaddedHeadDim(head_dim);
+  const int exchange = ExchangeBytes(kMaxDecodeRanks, std::min(group, kNarrowRows), padded);
+  return DecodeBlockBytes(padded, element_bytes, /*double_block=*/true) + exchange + kOther <=
+         shared_bytes;
+}
+
+DecodeSplit SplitDecode(int64_t num_units, int num_sms, bool cluster, bool double_blocks) {
   constexpr int64_t kSpreadBlocksPerSm = 2;
   constexpr int64_t kMostBlocksPerSm = 3;  // with heads of 128, by their shared memory
   DecodeSplit split;
@@ -50,7 +60,7 @@ DecodeSplit SplitDecode(int64_t num_units, int num_sms, bool cluster) {
     split.ranks = cluster ? 2 : 1;
     return split;
   }
-  if (cluster && 2 * num_units <= num_sms) {
+  if (cluster && double_blocks && 2 * num_units <= num_sms) {
     split.double_blocks = true;
     split.blocks_per_sm = 1;
     split.ranks = 2;

@@ -20,11 +20,15 @@ struct AttentionPlan {
 AttentionPlan MakeAttentionPlan(const AttentionBatch& host_batch, int32_t group,
                                 int32_t sliding_window, int32_t wide_rows);
 
+// Whether the decode kernel can have double blocks (DecodeSplit), on a device of `shared_bytes` a
+// block: consumer devices' 99 KiB hold them for small heads only. `group`: as above.
+bool TakesDoubleBlocks(int head_dim, int group, bool fp8_cache, int shared_bytes);
+
 // How the decode kernel shares out `num_units` rows and KV head tiles on a device of `num_sms`. Few
-// units are spread over all of it, at first one double block an SM where there are clusters, then
-// up to two blocks; more are not cut up, since starting and joining take as long as some hundred
-// keys. Units that do not run all at once are halved where ranks join in a cluster, so that the
-// last ones do not run alone for long.
-DecodeSplit SplitDecode(int64_t num_units, int num_sms, bool cluster);
+// units are spread over all of it, at first one double block an SM where `double_blocks` says so
+// (with clusters only), then up to two blocks; more are not cut up, since starting and joining take
+// as long as some hundred keys. Units that do not run all at once are halved where ranks join in a
+// cluster, so that the last ones do not run alone for long.
+DecodeSplit SplitDecode(int64_t num_units, int num_sms, bool cluster, bool double_blocks);
 
 }  // namespace flashquant::cuda

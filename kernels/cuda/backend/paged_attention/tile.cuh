@@ -37,7 +37,7 @@ struct AttentionTile {
   static constexpr int kQueryBytes = 2 * kRows * kStride;
   static constexpr int kElementBytes = sizeof(typename Kv::Element);
   static constexpr int kRowBytes = kPaddedDim * kElementBytes + 16;  // of a key or a value
-  static constexpr int kStages = kWide ? 2 : Kv::kDecodeStages;
+  static constexpr int kStages = kWide ? 2 : DecodeStages(kElementBytes);
   static constexpr int kStageBytes = kKeys * kRowBytes;  // keys or values of one stage
   static constexpr int kSharedBytes = kQueryBytes + kStages * 2 * kStageBytes;
   // A narrow tile's warps each have a part of every stage: 16 keys, then their values.

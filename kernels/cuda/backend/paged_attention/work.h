@@ -39,6 +39,27 @@ struct alignas(16) AttentionItem {
   int32_t end_key = 0;
 };
 
+// Keys and values that a decode block has in shared memory at once, in steps; elements of an FP8
+// cache are half as large.
+constexpr int DecodeStages(int element_bytes) { return element_bytes == 1 ? 3 : 2; }
+
+// Bytes of shared memory of a decode block, but for what ranks exchange: queries, then keys and
+// values, each row 16 bytes longer than a power of two.
+constexpr int DecodeBlockBytes(int padded_dim, int element_bytes, bool double_block) {
+  const int keys = (padded_dim > 128 ? 32 : 64) * (double_block ? 2 : 1);
+  return 2 * kNarrowRows * (padded_dim + 8) +
+         DecodeStages(element_bytes) * 2 * keys * (padded_dim * element_bytes + 16);
+}
+
+// A rank's part of what a block joins, one slice of the dimensions: [rows][slice] sums, then of
+// each row the greatest score, the sum of weights and two floats of padding.
+FQ_HOST_DEVICE constexpr int ExchangePartFloats(int rows, int slice) { return rows * (slice + 4); }
+
+// Bytes that a block of a cluster receives in all.
+FQ_HOST_DEVICE constexpr int ExchangeBytes(int ranks, int rows, int padded_dim) {
+  return 4 * ranks * ExchangePartFloats(rows, padded_dim / ranks);
+}
+
 // How decode rows are shared out among blocks.
 struct DecodeSplit {
   int ranks = 1;  // blocks of each row and KV head tile: 1, 2, 4 or 8

@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -152,8 +153,9 @@ TEST(AttentionPlanTest, TilesKeepTheirLimitsAndSingleRowsAreCounted) {
   }
 }
 
-void ExpectSplit(int64_t num_units, bool cluster, const DecodeSplit& expected) {
-  const DecodeSplit split = SplitDecode(num_units, /*num_sms=*/132, cluster);
+void ExpectSplit(int64_t num_units, bool cluster, const DecodeSplit& expected,
+                 bool double_blocks = true) {
+  const DecodeSplit split = SplitDecode(num_units, /*num_sms=*/132, cluster, double_blocks);
   EXPECT_EQ(split.ranks, expected.ranks) << num_units << " units";
   EXPECT_EQ(split.double_blocks, expected.double_blocks) << num_units << " units";
   EXPECT_EQ(split.blocks_per_sm, expected.blocks_per_sm) << num_units << " units";
@@ -177,6 +179,28 @@ TEST(AttentionPlanTest, InClustersTheVeryFewHaveDoubleBlocksOneAnSm) {
   ExpectSplit(133, true, {.ranks = 1, .blocks_per_sm = 2});
   ExpectSplit(264, true, {.ranks = 1, .blocks_per_sm = 2});
   ExpectSplit(265, true, {.ranks = 1});
+}
+
+TEST(AttentionPlanTest, WithoutRoomForDoubleBlocksFewRowsHaveTwoBlocksAnSm) {
+  for (const auto& [num_units, ranks] : {std::pair{1, 8}, std::pair{32, 8}, std::pair{64, 4}}) {
+    ExpectSplit(num_units, true, {.ranks = ranks, .blocks_per_sm = 2}, /*double_blocks=*/false);
+  }
+}
+
+TEST(AttentionPlanTest, DoubleBlocksFitConsumerDevicesForSmallHeadsOnly) {
+  constexpr int kConsumer = 99 * 1024;
+  constexpr int kDataCenter = 227 * 1024;
+  for (const int group : {1, 4, 16, 40}) {
+    for (const bool fp8 : {false, true}) {
+      for (const int head_dim : {16, 64, 96, 128, 256}) {
+        EXPECT_TRUE(TakesDoubleBlocks(head_dim, group, fp8, kDataCenter)) << head_dim;
+      }
+      EXPECT_TRUE(TakesDoubleBlocks(64, group, fp8, kConsumer));
+      EXPECT_FALSE(TakesDoubleBlocks(128, group, fp8, kConsumer));
+      EXPECT_FALSE(TakesDoubleBlocks(256, group, fp8, kConsumer));
+    }
+  }
+  EXPECT_FALSE(TakesDoubleBlocks(20, 1, false, kDataCenter)) << "not whole pieces of 16 bytes";
 }
 
 TEST(AttentionPlanTest, MoreDecodeRowsThanRunAtOnceAreHalvedWhereBlocksJoinInAClusterOnly) {
