@@ -251,20 +251,13 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
   if constexpr (kCluster) SendEmptyParts(share, run, run_end, exchange);
 }
 
-// Code for devices without bulk copies, which take the other instances (launch.cu).
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-inline constexpr bool kHasBulkCopies = false;
-#else
-inline constexpr bool kHasBulkCopies = true;
-#endif
-
 // Grid: num_ranks x num_splits blocks (normally one per SM), with kCluster in clusters of
 // num_ranks; num_warps * 32 threads. Shared memory: KernelArgs' offsets, the ring last
 // (launch.cu). Pointers aligned as launchers.h says. m <= 8 * kBatchBlocks.
 template <int kBatchBlocks, int kGroups, bool kZeros, bool kBulk, bool kCluster>
 __global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
     LinearW4A16Kernel(const __grid_constant__ KernelArgs args) {
-  if constexpr (kBulk && !kHasBulkCopies) return;
+  if constexpr (kBulk && !kHasMbarriers) return;  // such devices take the other instances
   extern __shared__ __align__(128) uint8_t shared[];
   // Through a shuffle, so that the compiler knows it to be the same in all lanes.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);

@@ -38,7 +38,7 @@ struct KernelArgs {
   const OutlierRef* outlier_index;  // nullptr: no outliers
   const uint8_t* outliers;
 
-  bool cluster_join;  // ranks are the blocks of a cluster and join through its shared memory
+  bool cluster_join;  // the launcher's: which instance, a cluster's or one without
   uint8_t join_first[kMaxClusterRanks + 1];  // [r]: the first group of rank r; 8 behind the last
   uint32_t join_groups;                      // groups of four channels that a rank owns at most
   int32_t join_slots;                        // of a warp, see RankExchange

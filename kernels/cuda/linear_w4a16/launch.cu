@@ -67,8 +67,8 @@ uint32_t FitShared(const LinearW4A16Params& p, const LinearPlan& plan, int batch
   const int64_t left = int64_t{limit} - args->shared.ring_offset;
   if (left < ring_stage) return 0;
   args->stages = static_cast<int>(std::min<int64_t>(kMaxStages, left / ring_stage));
-  // A warp leaves its last sums in its own part of the ring.
-  if (static_cast<uint32_t>(args->stages) * args->stage_bytes < SlotBytes(batch_blocks)) return 0;
+  // Without clusters a warp leaves its last sums in its own part of the ring.
+  static_assert(kUnitChunks * ChunkDenseBytes(1, false) >= static_cast<int>(SlotBytes(4)));
   return args->shared.ring_offset + static_cast<uint32_t>(args->stages) * ring_stage;
 }
 

@@ -42,8 +42,8 @@ struct PassPlan {
 };
 
 // Whether the kernel can number the layer's units with this plan: less than 4096 along K, 2^16
-// strips and 2^20 units in a block, 2^31 in all. No layer that fits a block's shared memory comes
-// near the first three, which keep products of such numbers in 32 bits.
+// strips and 2^20 units in a block, 2^31 in all: products of such numbers stay within 32 bits. No
+// layer that fits a block's shared memory comes near so many along K.
 bool CanNumberUnits(const PackedLayout& layout, const LinearPlan& plan);
 
 // Bytes of shared memory besides the ring: barriers, activations and their sums, partial sums.

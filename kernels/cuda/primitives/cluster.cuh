@@ -43,8 +43,9 @@ __device__ __forceinline__ uint32_t ClusterAddress(uint32_t shared_address, uint
 }
 
 // Stores and, when it has arrived, counts 16 bytes on the barrier, which is in the same block. Its
-// block waits by WaitForPhase: acquiring at the cluster's scope would empty the L1 cache and wait
-// for all loads under way.
+// block waits by WaitForPhase. Deviation from PTX's memory model, which asks for an acquire at the
+// cluster's scope there: that would empty the L1 cache and wait for all loads under way, and what
+// arrives in shared memory is counted after it is there.
 __device__ __forceinline__ void StoreClusterAsync16(uint32_t cluster_address, const float4& v,
                                                     uint32_t cluster_barrier) {
 #if __CUDA_ARCH__ >= 900

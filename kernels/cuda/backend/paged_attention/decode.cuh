@@ -19,14 +19,13 @@
 #include "kernels/cuda/backend/paged_attention/decode_ring.cuh"
 #include "kernels/cuda/backend/paged_attention/kv_type.cuh"
 #include "kernels/cuda/backend/paged_attention/params.h"
+#include "kernels/cuda/backend/paged_attention/plan.h"
 #include "kernels/cuda/backend/paged_attention/tile.cuh"
 #include "kernels/cuda/primitives/cluster.cuh"
 #include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
 
 namespace flashquant::cuda {
-
-inline constexpr int kMaxStaticBytes = 16;  // of shared memory, DecodeAttentionKernel's
 
 // Grid: (ranks, tiles of all KV heads, sequences). Registers leave room for as many blocks on an SM
 // as shared memory does with heads of 128 dimensions.
@@ -147,13 +146,6 @@ __global__ void __launch_bounds__(AttentionTile<kPaddedDim, kKind, Kv>::kThreads
   }
 }
 
-// The device's shared memory, in bytes.
-struct SharedMemoryLimits {
-  int of_sm = 0;
-  int of_block = 0;
-  int reserved = 0;  // of each block, besides its own
-};
-
 inline cudaError_t FindSharedMemoryLimits(SharedMemoryLimits* limits) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -166,27 +158,19 @@ inline cudaError_t FindSharedMemoryLimits(SharedMemoryLimits* limits) {
   return error;
 }
 
-// Bytes of shared memory with which no more than `blocks_per_sm` blocks fit on an SM; `bytes` when
-// that is 0.
-inline int PadSharedBytes(int bytes, int blocks_per_sm, const SharedMemoryLimits& limits) {
-  if (blocks_per_sm == 0) return bytes;
-  const int one_too_many = limits.of_sm / (blocks_per_sm + 1) - limits.reserved + 1;
-  return std::max(bytes, std::min(one_too_many, limits.of_block - kMaxStaticBytes));
-}
-
 template <int kPaddedDim, TileKind kKind, bool kVector, bool kCluster, typename Kv>
 cudaError_t LaunchDecodeKernel(const DecodeAttentionParams& params, cudaStream_t stream) {
   using Tile = AttentionTile<kPaddedDim, kKind, Kv>;
   static_assert(Tile::kSharedBytes == DecodeBlockBytes(kPaddedDim, Tile::kElementBytes,
                                                        kKind == TileKind::kNarrowDouble));
   const auto kernel = DecodeAttentionKernel<kPaddedDim, kKind, kVector, kCluster, Kv>;
-  static SharedMemoryLimits limits;
+  static SharedMemoryLimits limits;  // of the device that the process uses: the first one
   static const cudaError_t kError = [&] {
     const cudaError_t error = FindSharedMemoryLimits(&limits);
     return error != cudaSuccess
                ? error
                : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      limits.of_block - kMaxStaticBytes);
+                                      limits.of_block - kDecodeStaticBytes);
   }();
   if (kError != cudaSuccess) return kError;
   const PagedAttentionParams& attention = params.attention;

@@ -68,7 +68,6 @@ struct Bf16Kv {
 
 struct Fp8Kv {
   using Element = uint8_t;
-  // More of half the size: three blocks of 128 dimensions still fit on one multiprocessor.
   static constexpr bool kScaled = true;
   static constexpr int kBlocks = 2;
 

@@ -43,13 +43,19 @@ void AddPrefillRows(const Rows& rows, int32_t group, int32_t sliding_window, int
 }  // namespace
 
 bool TakesDoubleBlocks(int head_dim, int group, bool fp8_cache, int shared_bytes) {
-  constexpr int kOther = 16;  // what the kernel has besides
   const int element_bytes = fp8_cache ? 1 : 2;
   if (head_dim * element_bytes % 16 != 0) return false;
   const int padded = PaddedHeadDim(head_dim);
   const int exchange = ExchangeBytes(kMaxDecodeRanks, std::min(group, kNarrowRows), padded);
-  return DecodeBlockBytes(padded, element_bytes, /*double_block=*/true) + exchange + kOther <=
+  return DecodeBlockBytes(padded, element_bytes, /*double_block=*/true) + exchange +
+             kDecodeStaticBytes <=
          shared_bytes;
+}
+
+int PadSharedBytes(int bytes, int blocks_per_sm, const SharedMemoryLimits& limits) {
+  if (blocks_per_sm == 0) return bytes;
+  const int one_too_many = limits.of_sm / (blocks_per_sm + 1) - limits.reserved + 1;
+  return std::max(bytes, std::min(one_too_many, limits.of_block - kDecodeStaticBytes));
 }
 
 DecodeSplit SplitDecode(int64_t num_units, int num_sms, bool cluster, bool double_blocks) {

@@ -24,6 +24,16 @@ AttentionPlan MakeAttentionPlan(const AttentionBatch& host_batch, int32_t group,
 // block: consumer devices' 99 KiB hold them for small heads only. `group`: as above.
 bool TakesDoubleBlocks(int head_dim, int group, bool fp8_cache, int shared_bytes);
 
+// A device's shared memory, in bytes.
+struct SharedMemoryLimits {
+  int of_sm = 0;
+  int of_block = 0;
+  int reserved = 0;  // of each block, besides its own
+};
+// What a decode block of `bytes` asks for so that no more than `blocks_per_sm` fit on an SM;
+// `bytes` when that is 0.
+int PadSharedBytes(int bytes, int blocks_per_sm, const SharedMemoryLimits& limits);
+
 // How the decode kernel shares out `num_units` rows and KV head tiles on a device of `num_sms`. Few
 // units are spread over all of it, at first one double block an SM where `double_blocks` says so
 // (with clusters only), then up to two blocks; more are not cut up, since starting and joining take

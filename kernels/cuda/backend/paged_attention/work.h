@@ -39,17 +39,20 @@ struct alignas(16) AttentionItem {
   int32_t end_key = 0;
 };
 
-// Keys and values that a decode block has in shared memory at once, in steps; elements of an FP8
-// cache are half as large.
+// Keys and values that a decode block has in shared memory at once, in steps. More of half the size
+// (an FP8 cache): three blocks of 128 dimensions still fit on one multiprocessor.
 constexpr int DecodeStages(int element_bytes) { return element_bytes == 1 ? 3 : 2; }
 
-// Bytes of shared memory of a decode block, but for what ranks exchange: queries, then keys and
-// values, each row 16 bytes longer than a power of two.
+// Dynamic shared memory of a decode block, in bytes, but for what ranks exchange: queries, then
+// keys and values, each row 16 bytes longer than it need be, so that rows begin in different banks.
 constexpr int DecodeBlockBytes(int padded_dim, int element_bytes, bool double_block) {
   const int keys = (padded_dim > 128 ? 32 : 64) * (double_block ? 2 : 1);
   return 2 * kNarrowRows * (padded_dim + 8) +
          DecodeStages(element_bytes) * 2 * keys * (padded_dim * element_bytes + 16);
 }
+
+// Static shared memory of the decode kernel, at most.
+inline constexpr int kDecodeStaticBytes = 16;
 
 // A rank's part of what a block joins, one slice of the dimensions: [rows][slice] sums, then of
 // each row the greatest score, the sum of weights and two floats of padding.
@@ -73,7 +76,7 @@ struct DecodeSplit {
 
 // The steps of keys of one of `ranks` ranks (1, 2, 4 or 8), in order: parts of kDecodePartKeys
 // keys, counted from position 0, go to the ranks in turns. What a row computes depends on its own
-// context and the number of ranks alone. kKeys, those of a step, divides a part.
+// context and the split (DecodeSplit) alone. kKeys, those of a step, divides a part.
 template <int kKeys>
 struct DecodeSteps {
   static_assert(kDecodePartKeys % kKeys == 0);

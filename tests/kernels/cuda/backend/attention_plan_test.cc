@@ -203,6 +203,35 @@ TEST(AttentionPlanTest, DoubleBlocksFitConsumerDevicesForSmallHeadsOnly) {
   EXPECT_FALSE(TakesDoubleBlocks(20, 1, false, kDataCenter)) << "not whole pieces of 16 bytes";
 }
 
+TEST(AttentionPlanTest, ADecodeBlockAndWhatRanksExchangeFitConsumerDevices) {
+  for (const int padded_dim : {32, 64, 96, 128, 256}) {
+    for (const int element_bytes : {1, 2}) {
+      for (int ranks = 1; ranks <= kMaxDecodeRanks; ranks *= 2) {
+        EXPECT_LE(DecodeBlockBytes(padded_dim, element_bytes, /*double_block=*/false) +
+                      ExchangeBytes(ranks, kNarrowRows, padded_dim) + kDecodeStaticBytes,
+                  99 * 1024);
+      }
+    }
+  }
+}
+
+TEST(AttentionPlanTest, PaddedBlocksShareAnSmWithAsManyAsWantedAndNoMore) {
+  constexpr SharedMemoryLimits kLimits = {
+      .of_sm = 228 * 1024, .of_block = 227 * 1024, .reserved = 1024};
+  for (const int bytes : {20 * 1024, 74 * 1024, 110 * 1024}) {
+    EXPECT_EQ(PadSharedBytes(bytes, 0, kLimits), bytes);
+    for (const int blocks : {1, 2}) {
+      const int padded = PadSharedBytes(bytes, blocks, kLimits);
+      EXPECT_GE(padded, bytes);
+      EXPECT_LE(padded, kLimits.of_block - kDecodeStaticBytes);
+      EXPECT_GT((blocks + 1) * (padded + kLimits.reserved), kLimits.of_sm);
+      if (bytes <= kLimits.of_sm / blocks - kLimits.reserved) {
+        EXPECT_LE(blocks * (padded + kLimits.reserved), kLimits.of_sm);
+      }
+    }
+  }
+}
+
 TEST(AttentionPlanTest, MoreDecodeRowsThanRunAtOnceAreHalvedWhereBlocksJoinInAClusterOnly) {
   ExpectSplit(396, true, {.ranks = 1});
   ExpectSplit(397, true, {.ranks = 2});

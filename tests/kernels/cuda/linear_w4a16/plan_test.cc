@@ -144,8 +144,9 @@ TEST(PlanTest, PartsOfSharedMemoryAreAlignedAndDoNotOverlap) {
     ASSERT_GE(plan.num_splits, 1);
     const SharedLayout shared = LayOutShared(layout, plan, BatchBlocks(m));
     const std::vector<uint32_t> starts = {
-        kSharedHeadBytes, shared.sums_offset,        shared.scales_offset,     shared.digits_offset,
-        shared.x_offset,  shared.first_slots_offset, shared.join_slots_offset, shared.ring_offset};
+        kSharedHeadBytes,         shared.sums_offset,       shared.scales_offset,
+        shared.digits_offset,     shared.x_offset,          shared.first_slots_offset,
+        shared.join_slots_offset, shared.part_slots_offset, shared.ring_offset};
     EXPECT_TRUE(std::is_sorted(starts.begin(), starts.end()));
     for (const uint32_t start : starts) EXPECT_EQ(start % 16, 0u);
     EXPECT_EQ(shared.ring_offset, PlanFixedSharedBytes(layout, plan, m));
@@ -190,7 +191,8 @@ TEST(PlanTest, ALayerOfMoreUnitsThanTheKernelCanNumberHasNoPlan) {
   for (const auto& [k, n] : {std::pair<int64_t, int64_t>{4096 * kUnitK, 8},  // units of a strip
                              {int64_t{1} << 28, 8},  // and bytes that 32 bits do not hold
                              {(int64_t{1} << 31) - 8, (int64_t{1} << 31) - 8},
-                             {4095 * kUnitK, 132 * 257 * kStripN}}) {  // of a block
+                             {kUnitK, int64_t{132} * 65537 * kStripN},  // strips of a block
+                             {4095 * kUnitK, 132 * 257 * kStripN}}) {   // units of a block
     SCOPED_TRACE(std::to_string(k) + "x" + std::to_string(n));
     for (const int m : {8, 32}) {
       EXPECT_EQ(ChooseLinearPlan(Layout(k, n, 128, false, 0), m, device).num_splits, 0);
