@@ -3,7 +3,8 @@
     tests/soak/run.sh PROGRAM [--short] [--only K1,K8] [--contamination-test BINARY]
 
 --short: minutes instead of hours, for a check while working; limits on latencies and slopes need the long form on a
-machine that does nothing else: what other programs took of it meanwhile stands behind each gate's time. The long form of all takes about an hour and a half, of which K9 takes twenty minutes.
+machine that does nothing else: what other programs took of it meanwhile stands behind each gate's time. The long form
+of all takes about an hour and a half, of which K9 takes twenty minutes.
 """
 import argparse
 import os

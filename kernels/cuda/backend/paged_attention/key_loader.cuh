@@ -25,8 +25,6 @@ class CacheRows {
         block_tokens_(params.kv.block_tokens),
         inverse_block_tokens_(0xffffffffu / static_cast<unsigned>(params.kv.block_tokens) + 1) {}
 
-  __device__ int end() const { return end_; }
-
   // The id of the block that holds the key. Nothing here waits for the load; Row does.
   __device__ int FindBlock(int key) const { return key < end_ ? block_ids_[BlockOf(key)] : 0; }
 
