@@ -152,15 +152,7 @@ class RankExchange {
   // Waits for all parts of a strip of the layer that warps share, adds them and writes y.
   __device__ void TakeShared(const RunBegin& cut, int strip) {
     WaitForPhase(part_barriers_ + 8 * cut.shared_strip(), 0);
-    const int local_g = lane_ >> 2;
-    if (local_g >= num_g_) return;
-    Accumulators<kBatchBlocks> sum;
-    Clear<kBatchBlocks>(sum);
-#pragma unroll 1
-    for (int part = 0; part < cut.num_parts(); ++part) {
-      AddRanks(PartSlots(cut) + part * JoinSlotBytes(), sum);
-    }
-    WriteOutputs<kBatchBlocks>(args_, strip, first_g_ + local_g, lane_ & 3, sum);
+    AddAndWrite(PartSlots(cut), cut.num_parts(), strip);
   }
 
  private:
@@ -178,28 +170,39 @@ class RankExchange {
                           ToFloat4(acc[i / kBatchBlocks][i % kBatchBlocks]), barrier);
     }
   }
-  // Of this rank's channels.
-  __device__ void AddRanks(const uint8_t* slot, Accumulators<kBatchBlocks>& sum) const {
-    const float4* parts = reinterpret_cast<const float4*>(slot) + lane_;
-    const uint32_t pitch = args_.join_groups * 4;
-#pragma unroll 4
-    for (int rank = 0; rank < args_.num_ranks; ++rank) {
+  // Adds the ranks' sums of this rank's channels in `num_slots` slots that follow each other, and
+  // writes y. Lanes share the vectors: two channels of two rows each.
+  __device__ void AddAndWrite(const uint8_t* slots, int num_slots, int strip) const {
+    const int pitch = static_cast<int>(args_.join_groups) * 4;
+    const int num_sums = num_slots * args_.num_ranks;
+#pragma unroll 1
+    for (int i = lane_; i < num_g_ * kVectors * 4; i += 32) {
+      const int t = i & 3;
+      const int vector = i / 4 % kVectors;
+      const int g = i / (4 * kVectors);
+      const float4* from = reinterpret_cast<const float4*>(slots) + vector * pitch + g * 4 + t;
+      float sum[4] = {};
+#pragma unroll 8
+      for (int k = 0; k < num_sums; ++k) AddTo(sum, from[k * kVectors * pitch]);
+      WriteVector(strip, vector, first_g_ + g, t, sum);
+    }
+  }
+  __device__ void WriteVector(int strip, int vector, int g, int t, const float (&sum)[4]) const {
+    const int n = strip * kStripN + 4 * g;
+    if (n >= args_.n) return;
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        AddTo(sum[i / kBatchBlocks][i % kBatchBlocks], parts[(rank * kVectors + i) * pitch]);
-      }
+    for (int j = 0; j < 2; ++j) {
+      const int row = vector % kBatchBlocks * kRowsPerBatchBlock + 2 * t + j;
+      if (row >= args_.m) continue;
+      *reinterpret_cast<__nv_bfloat162*>(args_.y + row * args_.y_stride + n +
+                                         vector / kBatchBlocks * 2) =
+          __floats2bfloat162_rn(sum[j], sum[j + 2]);
     }
   }
   // Waits for the parts of the oldest strip handed in, adds them and writes y.
   __device__ void Take() {
     WaitForPhase(barriers_ + 8 * out_slot_, out_parity_);
-    const int local_g = lane_ >> 2;
-    if (local_g < num_g_) {
-      Accumulators<kBatchBlocks> sum;
-      Clear<kBatchBlocks>(sum);
-      AddRanks(slots_ + out_slot_ * JoinSlotBytes(), sum);
-      WriteOutputs<kBatchBlocks>(args_, next_strip_ + taken_, first_g_ + local_g, lane_ & 3, sum);
-    }
+    AddAndWrite(slots_ + out_slot_ * JoinSlotBytes(), 1, next_strip_ + taken_);
     __syncwarp();
     if (lane_ == 0) ArriveExpecting(barriers_ + 8 * out_slot_, ExpectedBytes());
     ++taken_;

@@ -68,9 +68,9 @@ class OutlierRounds {
   __device__ uint32_t num_bytes() const { return num_bytes_; }
   // The round at `at` bytes; behind the end, nothing.
   __device__ Round Load(uint32_t at) const {
-    return {
-        LoadShared2(min(row_ + at, last_row_)),
-        {LoadShared16(min(quads_[0] + at, trailer_)), LoadShared16(min(quads_[1] + at, trailer_))}};
+    return {LoadSharedEarly2(min(row_ + at, last_row_)),
+            {LoadSharedEarly16(min(quads_[0] + at, trailer_)),
+             LoadSharedEarly16(min(quads_[1] + at, trailer_))}};
   }
 
  private:
@@ -88,24 +88,32 @@ __device__ __forceinline__ void AddOutliers(const KernelArgs& args, const Outlie
                                             OutlierRounds::Round round, uint32_t x, int lane,
                                             Accumulators<kBatchBlocks>& acc) {
   const uint32_t g_pair = (lane >> 2) * 0x00010001u;
-#pragma unroll 1
-  for (uint32_t at = 0; at < rounds.num_bytes();) {
+  uint32_t at = 0;
+  // Adds a round while the next one is loaded.
+  const auto add = [&](const OutlierRounds::Round& now) {
     at += OutlierRounds::kRoundBytes;
     uint32_t b[kBatchBlocks][4];
 #pragma unroll
     for (int nb = 0; nb < kBatchBlocks; ++nb) {
-      LdMatrixX4Trans(b[nb], x + (round.position & kFeatureMask) + nb * args.shared.x_block_pitch);
+      LdMatrixX4Trans(b[nb], x + (now.position & kFeatureMask) + nb * args.shared.x_block_pitch);
     }
     const OutlierRounds::Round next = rounds.Load(at);
     uint32_t a[kBlocksPerStrip][4];
-    ExpandQuad(round.quads[0], g_pair, a[0]);
-    ExpandQuad(round.quads[1], g_pair | 0x10001000, a[1]);
+    ExpandQuad(now.quads[0], g_pair, a[0]);
+    ExpandQuad(now.quads[1], g_pair | 0x10001000, a[1]);
 #pragma unroll
     for (int nb = 0; nb < kBatchBlocks; ++nb) {
       MmaBf16(acc[0][nb], a[0], b[nb][0], b[nb][1], acc[0][nb]);
       MmaBf16(acc[1][nb], a[1], b[nb][2], b[nb][3], acc[1][nb]);
     }
-    round = next;
+    return next;
+  };
+  // Two rounds a turn, so that each stays in the registers that it was loaded to.
+#pragma unroll 1
+  while (at < rounds.num_bytes()) {
+    const OutlierRounds::Round second = add(round);
+    if (at >= rounds.num_bytes()) break;
+    round = add(second);
   }
 }
 

@@ -17,6 +17,14 @@ inline constexpr bool kHasMbarriers = true;
 inline constexpr bool kHasMbarriers = false;
 #endif
 
+// True in one lane of a whole warp. The compiler knows that it is one, and leaves out the loop over
+// lanes that it makes around a bulk copy under any other condition.
+__device__ __forceinline__ bool ElectLane() {
+  uint32_t elected = 0;
+  FQ_SM90_ASM("{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mov.u32 %0, 1; }" : "+r"(elected));
+  return elected != 0;
+}
+
 // By one thread; others see it behind FenceProxies and a barrier of the block.
 __device__ __forceinline__ void InitBarrier(uint32_t barrier, uint32_t arrivals) {
   FQ_SM90_ASM("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

@@ -103,6 +103,21 @@ __device__ __forceinline__ uint32_t LoadShared2(uint32_t shared_address) {
   return v;
 }
 
+// Loads that the assembler does not move behind a branch to where they are used first.
+__device__ __forceinline__ uint4 LoadSharedEarly16(uint32_t shared_address) {
+  uint4 v;
+  asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared_address)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t LoadSharedEarly2(uint32_t shared_address) {
+  uint16_t v;
+  asm volatile("ld.volatile.shared.u16 %0, [%1];" : "=h"(v) : "r"(shared_address) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ void StoreShared16(uint32_t shared_address, const uint4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(shared_address), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)

@@ -44,7 +44,7 @@ class StageRing<true> {
 
   // Here and below `bytes` is a multiple of 16 and not 0, `rest_bytes` may be 0.
   __device__ void StartFirst(int stage, const uint8_t* source, uint32_t bytes) {
-    if (lane_ != 0) return;
+    if (!ElectLane()) return;
     ArriveExpecting(Barrier(stage), bytes);
     Copy(stage, 0, source, bytes, Barrier(stage));
   }
@@ -60,7 +60,7 @@ class StageRing<true> {
   __device__ void WaitForRest() { WaitForPhase(RestBarrier(), 0); }
   // Copies to one place in a stage that is in use, and waits.
   __device__ void CopyNow(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
-    if (lane_ == 0) {
+    if (ElectLane()) {
       ArriveExpecting(Barrier(stage), bytes);
       Copy(stage, offset, source, bytes, Barrier(stage));
     }
@@ -68,7 +68,7 @@ class StageRing<true> {
   }
   __device__ void CopyBoth(int stage, const uint8_t* source, uint32_t bytes,
                            const uint8_t* rest_source, uint32_t rest_bytes) {
-    if (lane_ != 0) return;
+    if (!ElectLane()) return;
     ArriveExpecting(Barrier(stage), bytes + rest_bytes);
     Copy(stage, 0, source, bytes, Barrier(stage));
     if (rest_bytes != 0) Copy(stage, bytes, rest_source, rest_bytes, Barrier(stage));
