@@ -26,6 +26,7 @@ absl::Status EngineConfig::Validate() const {
   FQ_RETURN_IF_ERROR(CheckRange("num_blocks", num_blocks, 0, 1 << 26));
   FQ_RETURN_IF_ERROR(CheckRange("row_multiple", row_multiple, 1, 4096));
   FQ_RETURN_IF_ERROR(CheckRange("priority_ageing_ms", priority_ageing_ms, 1, 3'600'000));
+  FQ_RETURN_IF_ERROR(CheckRange("prompt_patience", prompt_patience, 0.0, 1000.0));
   FQ_RETURN_IF_ERROR(CheckRange("fill_wait_ms", fill_wait_ms, 0.0, 1000.0));
   FQ_RETURN_IF_ERROR(CheckRange("gap_target_ms", gap_target_ms, 0.1, 60'000.0));
   // Less would let the oldest sequences starve the others of their one token per step.

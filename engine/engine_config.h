@@ -23,6 +23,9 @@ struct EngineConfig {
   bool prefix_cache = true;  // keep what prompts have in common
   // Ageing: a step of priority is worth this much of waiting.
   int32_t priority_ageing_ms = 2000;
+  // A prompt lets shorter ones pass that arrive within this many times the time that it will take
+  // itself, at most half of priority_ageing. 0 = by arrival alone.
+  double prompt_patience = 4;
 
   // A decode step whose rows are no multiple of row_multiple waits this long for requests that
   // could fill them, but never so long that tokens come later than gap_target_ms after the ones

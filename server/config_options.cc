@@ -98,6 +98,11 @@ const std::vector<ConfigOption>& ConfigOptions() {
       {"engine.priority_ageing_seconds", "--priority-ageing-seconds",
        "a step of priority is worth this much of waiting", &C::priority_ageing_seconds, 0.001,
        3600},
+      {"engine.prompt_patience", "--prompt-patience",
+       "a prompt lets shorter ones pass that arrive within this many times its own prefill, at "
+       "most "
+       "half of --priority-ageing-seconds; 0 = by arrival alone",
+       &C::prompt_patience, 0, 1000},
       {"engine.fill_wait_ms", "--fill-wait-ms",
        "a decode step waits this long for requests that could fill its padding rows; 0 = off",
        &C::fill_wait_ms, 0, 1000},

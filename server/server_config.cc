@@ -263,6 +263,7 @@ EngineConfig ToEngineConfig(const ServerConfig& config) {
   engine.deterministic = config.deterministic;
   engine.prefix_cache = config.prefix_cache == "on";
   engine.priority_ageing_ms = static_cast<int32_t>(config.priority_ageing_seconds * 1000);
+  engine.prompt_patience = config.prompt_patience;
   engine.fill_wait_ms = config.fill_wait_ms;
   engine.gap_target_ms = config.gap_target_ms;
   return engine;

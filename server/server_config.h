@@ -53,6 +53,7 @@ struct ServerConfig {
   bool deterministic = false;
   std::string prefix_cache = "on";
   double priority_ageing_seconds = 2;
+  double prompt_patience = 4;  // 0 = prompts go by arrival alone
   double fill_wait_ms = 0;  // 0 = off
   double gap_target_ms = 50;
 

@@ -31,8 +31,9 @@ int32_t Scheduler::BlocksFor(int32_t num_tokens) const {
 
 void Scheduler::Add(SequenceId id, SequenceRequest request) {
   FQ_CHECK(sequences_.empty() || id > sequences_.rbegin()->first);
-  auto sequence =
-      std::make_unique<Sequence>(id, std::move(request), config_.priority_ageing, &allocator_);
+  const Duration patience = PatienceOf(request);
+  auto sequence = std::make_unique<Sequence>(id, std::move(request), config_.priority_ageing,
+                                             patience, &allocator_);
   const int32_t most_blocks = BlocksFor(sequence->max_kv_tokens());
   FQ_CHECK(most_blocks <= usable_blocks());
   sequence->blocks.Reserve(most_blocks);
@@ -40,6 +41,23 @@ void Scheduler::Add(SequenceId id, SequenceRequest request) {
   std::set<Rank> rank = {sequence->rank};
   sequences_.emplace(id, std::move(sequence));
   waiting_.merge(rank);
+}
+
+Duration Scheduler::PatienceOf(const SequenceRequest& request) const {
+  if (request.patience_per_token == Duration::zero()) return Duration::zero();
+  auto num_tokens = static_cast<int32_t>(request.prompt_tokens.size());
+  if (config_.prefix_cache) {
+    std::vector<int32_t> cached_ids;
+    num_tokens -=
+        config_.block_tokens * prefix_cache_
+                                   .Find(request.cache_salt, request.prompt_tokens,
+                                         (num_tokens - 1) / config_.block_tokens, &cached_ids)
+                                   .num_blocks;
+  }
+  // Half a step: whatever their lengths, of two that arrive at once the higher priority is first.
+  const Duration most = config_.priority_ageing / 2;
+  return request.patience_per_token > most / num_tokens ? most
+                                                        : request.patience_per_token * num_tokens;
 }
 
 const StepPlan& Scheduler::Schedule() {
@@ -111,24 +129,35 @@ void Scheduler::PlanPrefills(Room* room) {
     Sequence* sequence;
     int32_t num_tokens;
   };
-  std::vector<Chunk> chunks;
-  const int32_t half = std::max(1, room->tokens / 2);
-  const auto take = [&](Sequence* sequence, bool others_behind) {
-    const int32_t cap = others_behind ? std::min(half, room->tokens) : room->tokens;
-    chunks.push_back({sequence, std::min(cap, sequence->num_remaining())});
-    room->tokens -= chunks.back().num_tokens;
-    --room->sequences;
-  };
-
   std::vector<Sequence*> begun = RunnableSequences();
   std::erase_if(begun, [](const Sequence* sequence) { return sequence->num_remaining() < 2; });
-  for (size_t i = 0; i < begun.size() && room->tokens > 0 && room->sequences > 0; ++i) {
-    take(begun[i], i + 1 < begun.size() || HasAdmissionCandidate());
-  }
+  auto next_begun = begun.begin();
+  bool admitting = true;
+  // The next one in the order, begun or to be admitted; null behind the last.
+  const auto next = [&] {
+    Sequence* candidate = admitting ? NextCandidate() : nullptr;
+    if (next_begun == begun.end()) return candidate;
+    return candidate != nullptr && candidate->rank < (*next_begun)->rank ? candidate : *next_begun;
+  };
+
+  std::vector<Chunk> chunks;
+  const int32_t half = std::max(1, room->tokens / 2);
+  const int32_t other_half = room->tokens - half;
   while (room->tokens > 0 && room->sequences > 0) {
-    Sequence* sequence = AdmitNext();
+    Sequence* sequence = next();
     if (sequence == nullptr) break;
-    take(sequence, HasAdmissionCandidate());
+    if (next_begun != begun.end() && sequence == *next_begun) {
+      ++next_begun;
+    } else if (AdmitNext() == nullptr) {
+      admitting = false;
+      continue;
+    }
+    const Sequence* behind = next();
+    const bool leaves_half = behind != nullptr && behind->num_remaining() <= other_half;
+    const int32_t most = leaves_half ? std::min(half, room->tokens) : room->tokens;
+    chunks.push_back({sequence, std::min(most, sequence->num_remaining())});
+    room->tokens -= chunks.back().num_tokens;
+    --room->sequences;
   }
   // What nobody behind took goes to the first.
   for (Chunk& chunk : chunks) {

@@ -6,13 +6,16 @@
 //
 // Rules, each with a test of its name in tests/engine/scheduler:
 //  - sequences have an order (Rank): their time of arrival, less priority_ageing for each step of
-//    priority. So a request is overtaken only by those of higher priority that arrive less than
-//    (their priority - its own) * priority_ageing after it: however many come, nobody starves;
-//  - decodes first, in that order; then chunks of prompts that have begun; then admission.
-//    While others wait behind it, a chunk takes at most half of what the decodes leave;
-//  - admission in that order too, preempted and waiting ones alike (of equal priority the preempted
-//    ones arrived first), head of line first, with blocks for all tokens known so far; while others
-//    run, one free block for each stays;
+//    priority, plus their patience: patience_per_token for each token of the prompt that the prefix
+//    cache does not have when it is added, at most half of priority_ageing. So a request is
+//    overtaken only by shorter ones of its priority that arrive within its patience, and by those
+//    of higher priority that arrive less than (their priority - its own) * priority_ageing + its
+//    patience after it: however many come, nobody starves;
+//  - decodes first, in that order; then chunks of prompts, in that order too, whether they have
+//    begun or are to be admitted. While the next one behind it would be done in the other half, a
+//    chunk takes at most half of what the decodes leave;
+//  - admission, preempted and waiting ones alike, head of line first, with blocks for all tokens
+//    known so far; while others run, one free block for each stays;
 //  - a sequence without room takes the blocks of a paused one, else of the last running one that is
 //    behind itself, else it sits out the step. So the first running one always gets on;
 //  - the head of line, when it has no room, takes that of running ones of lower priority behind it,
@@ -209,6 +212,7 @@ class Scheduler final {
   void PlanDecodes(Room* room);
   void PlanUniformStep(Room* room);
   void PlanPrefills(Room* room);
+  Duration PatienceOf(const SequenceRequest& request) const;
   void AddToPlan(Sequence* sequence, int32_t num_tokens);
   std::vector<Sequence*> RunnableSequences();
   Sequence& At(const Rank& rank) const { return *sequences_.at(rank.id); }

@@ -15,9 +15,9 @@ constexpr int32_t kUnknownToken = 0;
 }  // namespace
 
 Sequence::Sequence(SequenceId sequence_id, SequenceRequest request, Duration priority_ageing,
-                   BlockAllocator* allocator)
+                   Duration patience, BlockAllocator* allocator)
     : id(sequence_id),
-      rank{request.arrival - request.priority * priority_ageing, sequence_id},
+      rank{request.arrival - request.priority * priority_ageing + patience, sequence_id},
       priority(request.priority),
       cache_salt(std::move(request.cache_salt)),
       num_prompt_tokens(static_cast<int32_t>(request.prompt_tokens.size())),

@@ -31,9 +31,12 @@ struct SequenceRequest {
   int32_t priority = 0;           // higher first
   std::string cache_salt = {};    // only equal ones share blocks
   TimePoint arrival{};
+  // How long it lets others pass for each token of the prompt that is to be computed.
+  Duration patience_per_token{};
 };
 
-// A sequence's place in the order of all: who arrived first, with some time off for its priority.
+// A sequence's place in the order of all: who arrived first, with some time off for its priority
+// and some on for its length.
 struct Rank {
   TimePoint time{};
   SequenceId id = 0;
@@ -43,8 +46,9 @@ struct Rank {
 // Belongs to the scheduler. num_computed_tokens <= num_tokens() always.
 class Sequence final {
  public:
-  // `priority_ageing`: what one step of priority is worth.
-  Sequence(SequenceId id, SequenceRequest request, Duration priority_ageing,
+  // `priority_ageing`: what one step of priority is worth. `patience`: how long it lets others
+  // pass.
+  Sequence(SequenceId id, SequenceRequest request, Duration priority_ageing, Duration patience,
            BlockAllocator* allocator);
 
   // Prompt and output tokens, the ones in flight included.

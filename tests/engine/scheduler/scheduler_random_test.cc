@@ -41,6 +41,7 @@ struct Scenario {
   // Everything that is ever cached fits, so that each hit can be foretold.
   bool roomy = false;
   bool uniform_steps = false;
+  int64_t patience_ms = 0;  // for each token of a prompt; without prefix cache
 };
 
 constexpr int64_t kAgeingMs = 50;
@@ -62,7 +63,7 @@ class RandomRun {
         config_(ToConfig(scenario)),
         scheduler_(config_),
         runner_(config_.num_blocks, config_.block_tokens),
-        reference_(config_.block_tokens, kAgeingMs),
+        reference_(config_.block_tokens, kAgeingMs, scenario.patience_ms),
         uniform_(config_, &scheduler_) {
     runner_.SetNonFinite(
         [this](const SequenceStep&) { return Uniform(1, 1000) <= scenario_.non_finite_permille; });
@@ -147,7 +148,8 @@ class RandomRun {
                         .max_output_tokens = max_output,
                         .priority = request.priority,
                         .cache_salt = request.salt,
-                        .arrival = TimePoint(std::chrono::milliseconds(now_ms_))});
+                        .arrival = TimePoint(std::chrono::milliseconds(now_ms_)),
+                        .patience_per_token = std::chrono::milliseconds(scenario_.patience_ms)});
     request.tokens.insert(request.tokens.end(), expected.answer.begin(), expected.answer.end());
     reference_.Add(id, std::move(request));
     live_.emplace(id, std::move(expected));
@@ -370,7 +372,7 @@ INSTANTIATE_TEST_SUITE_P(
     Scenarios, SchedulerRandomTest,
     testing::Values(
         // blocks, block tokens, budget, sequences, rows, run-ahead, cancel %, pause %, seed,
-        // cache, priorities, non-finite, clear, roomy, uniform
+        // cache, priorities, non-finite, clear, roomy, uniform, patience
         Scenario{24, 4, 16, 8, 1, false, 5, 0, 1}, Scenario{24, 4, 16, 8, 8, true, 5, 0, 2},
         Scenario{12, 2, 8, 8, 1, true, 0, 0, 5}, Scenario{9, 16, 64, 16, 8, true, 10, 5, 8},
         Scenario{9, 16, 1, 1, 1, false, 10, 30, 9},
@@ -383,7 +385,10 @@ INSTANTIATE_TEST_SUITE_P(
         Scenario{2000, 4, 64, 8, 8, false, 5, 0, 12, true, 1, 0, 0, true},
         Scenario{24, 4, 16, 8, 8, false, 5, 5, 13, false, 3, 2, 0, false, true},
         Scenario{30, 3, 4, 6, 1, true, 5, 10, 14, false, 3, 0, 0, false, true},
-        Scenario{24, 4, 5, 8, 8, true, 5, 0, 15, false, 1, 2, 0, false, true}));
+        Scenario{24, 4, 5, 8, 8, true, 5, 0, 15, false, 1, 2, 0, false, true},
+        Scenario{24, 4, 16, 8, 8, true, 5, 5, 16, false, 1, 2, 0, false, false, 3},
+        Scenario{30, 3, 7, 6, 1, false, 5, 5, 17, false, 3, 0, 0, false, false, 2},
+        Scenario{30, 3, 4, 6, 1, true, 5, 10, 18, false, 3, 0, 0, false, true, 2}));
 
 }  // namespace
 }  // namespace flashquant

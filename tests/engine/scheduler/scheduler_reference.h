@@ -28,8 +28,10 @@ struct ReferenceRequest {
 // Times are in milliseconds.
 class SchedulerReference {
  public:
-  SchedulerReference(int32_t block_tokens, int64_t ageing_ms)
-      : block_tokens_(static_cast<size_t>(block_tokens)), ageing_ms_(ageing_ms) {}
+  SchedulerReference(int32_t block_tokens, int64_t ageing_ms, int64_t patience_ms)
+      : block_tokens_(static_cast<size_t>(block_tokens)),
+        ageing_ms_(ageing_ms),
+        patience_ms_(patience_ms) {}
 
   void Add(SequenceId id, ReferenceRequest request) { requests_.emplace(id, std::move(request)); }
   void Remove(SequenceId id) { requests_.erase(id); }
@@ -38,7 +40,9 @@ class SchedulerReference {
   bool Before(SequenceId a, SequenceId b) const {
     const auto key = [this](SequenceId id) {
       const ReferenceRequest& request = requests_.at(id);
-      return std::pair(request.arrival_ms - request.priority * ageing_ms_, id);
+      const auto num_prompt_tokens = static_cast<int64_t>(request.num_prompt_tokens);
+      const int64_t patience = std::min(ageing_ms_ / 2, patience_ms_ * num_prompt_tokens);
+      return std::pair(request.arrival_ms - request.priority * ageing_ms_ + patience, id);
     };
     return key(a) < key(b);
   }
@@ -104,6 +108,7 @@ class SchedulerReference {
 
   const size_t block_tokens_;
   const int64_t ageing_ms_;
+  const int64_t patience_ms_;  // of a token
   std::map<SequenceId, ReferenceRequest> requests_;
   std::map<int32_t, Contents> contents_;  // of full blocks
   std::set<Contents> finite_;

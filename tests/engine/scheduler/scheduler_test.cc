@@ -44,13 +44,21 @@ TEST_F(SchedulerTest, DecodesComeFirstAndChunksTakeWhatIsLeft) {
   EXPECT_THAT(Step(), ElementsAre(Pair(decoding, 1), Pair(prompt, 7)));
 }
 
-TEST_F(SchedulerTest, AChunkLeavesHalfOfTheBudgetToThoseBehindIt) {
+TEST_F(SchedulerTest, AChunkLeavesHalfOfTheBudgetToOneThatIsDoneWithIt) {
   Start(Config());
   const SequenceId longer = Add(30, 3);
   const SequenceId shorter = Add(3, 3);
   // Half for the long one, three for the short one, and the remaining one goes back.
   EXPECT_THAT(Step(), ElementsAre(Pair(longer, 5), Pair(shorter, 3)));
   EXPECT_THAT(Step(), ElementsAre(Pair(shorter, 1), Pair(longer, 7)));
+}
+
+TEST_F(SchedulerTest, AChunkIsNotCutForOneThatWouldNotBeDone) {
+  Start(Config());
+  const SequenceId first = Add(8, 3);
+  const SequenceId second = Add(5, 3);  // more than the other half
+  EXPECT_THAT(Step(), ElementsAre(Pair(first, 8)));
+  EXPECT_THAT(Step(), ElementsAre(Pair(first, 1), Pair(second, 5)));
 }
 
 TEST_F(SchedulerTest, AdmissionIsFirstComeFirstServed) {
