@@ -184,6 +184,7 @@ absl::StatusOr<int> Loadtest(const LoadtestFlags& flags) {
     FQ_ASSIGN_OR_RETURN(LoadReport report, RunOnce(flags, inputs, plan, run, rate, concurrency));
     ok += report.ok;
     reports.push_back(std::move(report));
+    ++plan.seed;  // the server may have kept what it computed for these prompts
     return absl::OkStatus();
   };
   if (flags.rates.empty() && flags.concurrencies.empty()) FQ_RETURN_IF_ERROR(run_once(0, 0));
@@ -253,7 +254,8 @@ void AddLoadtestCommand(CLI::App& app, int* exit_code) {
   command->add_option("--connections", flags->run.connections, "calls go to them in turn")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command->add_option("--seed", flags->plan.seed, "of arrival times and made-up prompts")
+  command->add_option("--seed", flags->plan.seed, "of arrival times and made-up prompts; the next run takes the next one. With one "
+                  "that it has had before, a server finds prompts in its prefix cache")
       ->capture_default_str();
   command
       ->add_option("--target-first-token-ms", flags->target_first_token_ms,

@@ -48,6 +48,7 @@ class Server:
 
     def __init__(self, program, *arguments, model="deploy/demo-model", port=0):
         self.program = program
+        self.num_loads = 0
         self.log = tempfile.NamedTemporaryFile(mode="r", prefix="fq_soak_")
         self.started = time.monotonic()
         self.process = subprocess.Popen(
@@ -119,14 +120,20 @@ class Server:
     def load(self, *arguments):
         """The figures of `flashquant loadtest`, one run a rate or concurrency."""
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
-            subprocess.run([self.program, "loadtest", "--target", self.target, "--json", out.name,
-                            *map(str, arguments)], cwd=ROOT, check=True, capture_output=True)
+            subprocess.run([*self.loadtest(), "--json", out.name, *map(str, arguments)], cwd=ROOT, check=True,
+                           capture_output=True)
             runs = json.load(open(out.name))["runs"]
         return runs[0] if len(runs) == 1 else runs
 
     def load_in_background(self, *arguments):
-        return subprocess.Popen([self.program, "loadtest", "--target", self.target, *map(str, arguments)], cwd=ROOT,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return subprocess.Popen([*self.loadtest(), *map(str, arguments)], cwd=ROOT, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL)
+
+    def loadtest(self):
+        """Its command. Each has prompts of its own: with those of an earlier one the prefix cache would answer, and
+        a capacity measured before a load would be another load's."""
+        self.num_loads += 1
+        return [self.program, "loadtest", "--target", self.target, "--seed", str(1000 * self.num_loads)]
 
     def stop(self):
         """The exit code, and the seconds that the end took."""
