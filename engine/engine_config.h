@@ -23,8 +23,8 @@ struct EngineConfig {
   bool prefix_cache = true;  // keep what prompts have in common
   // Ageing: a step of priority is worth this much of waiting.
   int32_t priority_ageing_ms = 2000;
-  // A prompt lets shorter ones pass that arrive within this many times the time that it will take
-  // itself, at most half of priority_ageing. 0 = by arrival alone.
+  // Shorter prompts may pass one that arrived this many times its own prefill time before them, at
+  // most half of priority_ageing_ms. 0 = off.
   double prompt_patience = 4;
 
   // A decode step whose rows are no multiple of row_multiple waits this long for requests that

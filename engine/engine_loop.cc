@@ -82,8 +82,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const EngineDependencies& dep
       no_memory_(ErrorEvent(NoMemoryError())),
       scheduler_(ToSchedulerConfig(config)),
       fill_wait_(DurationFromSeconds(config.fill_wait_ms / 1000),
-                 DurationFromSeconds(config.gap_target_ms / 1000)),
-      prompt_patience_(config.prompt_patience) {
+                 DurationFromSeconds(config.gap_target_ms / 1000)) {
   metrics_->SetQueueLimit(config.max_waiting);
   metrics_->SetRowMultiple(config.row_multiple);
   metrics_->SetKvPool(config.block_tokens);
@@ -144,7 +143,8 @@ void EngineLoop::Add(AcceptedRequest accepted) {
                       .priority = request.priority,
                       .cache_salt = request.cache_salt,
                       .arrival = request.arrival,
-                      .patience_per_token = prompt_patience_.per_token()});
+                      .patience_per_token = DurationFromSeconds(
+                          config_.prompt_patience * ToSeconds(prefill_time_.per_token()))});
   live_.merge(added);
 }
 
@@ -226,7 +226,7 @@ absl::Status EngineLoop::CollectAndCommit() {
       step.launch_time + (now - collect_begin) - parts.upload - parts.sample - parts.download);
   ++num_steps_;
   fill_wait_.StepFinished(step.phase, now, now - step.launched);
-  prompt_patience_.StepFinished(step.phase, step.num_tokens, now - step.launched);
+  prefill_time_.StepFinished(step.phase, step.num_tokens, step.launched, now);
 
   FQ_ASSIGN_OR_RETURN(const CommitResult committed, scheduler_.Commit(*result));
   std::set<SequenceId> touched;

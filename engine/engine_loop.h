@@ -18,7 +18,7 @@
 #include "engine/engine_config.h"
 #include "engine/fill_wait.h"
 #include "engine/metrics.h"
-#include "engine/prompt_patience.h"
+#include "engine/prefill_time.h"
 #include "engine/request_inbox.h"
 #include "engine/sampling/stop_checker.h"
 #include "engine/scheduler/scheduler.h"
@@ -124,7 +124,7 @@ class EngineLoop final {
 
   Scheduler scheduler_;
   FillWait fill_wait_;
-  PromptPatience prompt_patience_;
+  PrefillTime prefill_time_;
   std::optional<TimePoint> fill_until_;  // the next step waits for arrivals until then
   SequenceId next_id_ = 0;
   LiveRequests live_;

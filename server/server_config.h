@@ -53,8 +53,8 @@ struct ServerConfig {
   bool deterministic = false;
   std::string prefix_cache = "on";
   double priority_ageing_seconds = 2;
-  double prompt_patience = 4;  // 0 = prompts go by arrival alone
-  double fill_wait_ms = 0;  // 0 = off
+  double prompt_patience = 4;  // 0 = off
+  double fill_wait_ms = 0;     // 0 = off
   double gap_target_ms = 50;
 
   double slow_reader_seconds = 10;

@@ -2,6 +2,7 @@
 #include "engine/scheduler/scheduler.h"
 
 #include <algorithm>
+#include <ranges>
 #include <span>
 #include <utility>
 
@@ -31,9 +32,9 @@ int32_t Scheduler::BlocksFor(int32_t num_tokens) const {
 
 void Scheduler::Add(SequenceId id, SequenceRequest request) {
   FQ_CHECK(sequences_.empty() || id > sequences_.rbegin()->first);
-  const Duration patience = PatienceOf(request);
-  auto sequence = std::make_unique<Sequence>(id, std::move(request), config_.priority_ageing,
-                                             patience, &allocator_);
+  const int32_t num_cached = CachedTokens(request);
+  const TimePoint time = RankTime(request, num_cached);
+  auto sequence = std::make_unique<Sequence>(id, std::move(request), time, num_cached, &allocator_);
   const int32_t most_blocks = BlocksFor(sequence->max_kv_tokens());
   FQ_CHECK(most_blocks <= usable_blocks());
   sequence->blocks.Reserve(most_blocks);
@@ -43,21 +44,21 @@ void Scheduler::Add(SequenceId id, SequenceRequest request) {
   waiting_.merge(rank);
 }
 
-Duration Scheduler::PatienceOf(const SequenceRequest& request) const {
-  if (request.patience_per_token == Duration::zero()) return Duration::zero();
-  auto num_tokens = static_cast<int32_t>(request.prompt_tokens.size());
-  if (config_.prefix_cache) {
-    std::vector<int32_t> cached_ids;
-    num_tokens -=
-        config_.block_tokens * prefix_cache_
-                                   .Find(request.cache_salt, request.prompt_tokens,
-                                         (num_tokens - 1) / config_.block_tokens, &cached_ids)
-                                   .num_blocks;
-  }
-  // Half a step: whatever their lengths, of two that arrive at once the higher priority is first.
+int32_t Scheduler::CachedTokens(const SequenceRequest& request) const {
+  if (!config_.prefix_cache) return 0;
+  const auto most = static_cast<int32_t>(request.prompt_tokens.size()) - 1;
+  std::vector<int32_t> ids;
+  const PrefixChain chain = prefix_cache_.Find(request.cache_salt, request.prompt_tokens,
+                                               most / config_.block_tokens, &ids);
+  return chain.num_blocks * config_.block_tokens;
+}
+
+TimePoint Scheduler::RankTime(const SequenceRequest& request, int32_t num_cached) const {
+  const TimePoint time = request.arrival - request.priority * config_.priority_ageing;
   const Duration most = config_.priority_ageing / 2;
-  return request.patience_per_token > most / num_tokens ? most
-                                                        : request.patience_per_token * num_tokens;
+  const Duration per_token = request.patience_per_token;
+  const auto num_tokens = static_cast<int64_t>(request.prompt_tokens.size()) - num_cached;
+  return time + (per_token <= most / num_tokens ? num_tokens * per_token : most);
 }
 
 const StepPlan& Scheduler::Schedule() {
@@ -129,34 +130,19 @@ void Scheduler::PlanPrefills(Room* room) {
     Sequence* sequence;
     int32_t num_tokens;
   };
+  std::vector<Chunk> chunks;
   std::vector<Sequence*> begun = RunnableSequences();
   std::erase_if(begun, [](const Sequence* sequence) { return sequence->num_remaining() < 2; });
-  auto next_begun = begun.begin();
-  bool admitting = true;
-  // The next one in the order, begun or to be admitted; null behind the last.
-  const auto next = [&] {
-    Sequence* candidate = admitting ? NextCandidate() : nullptr;
-    if (next_begun == begun.end()) return candidate;
-    return candidate != nullptr && candidate->rank < (*next_begun)->rank ? candidate : *next_begun;
-  };
-
-  std::vector<Chunk> chunks;
+  PrefillQueue queue{.begun = begun};
   const int32_t half = std::max(1, room->tokens / 2);
-  const int32_t other_half = room->tokens - half;
   while (room->tokens > 0 && room->sequences > 0) {
-    Sequence* sequence = next();
+    Sequence* sequence = NextPrefill(&queue);
     if (sequence == nullptr) break;
-    if (next_begun != begun.end() && sequence == *next_begun) {
-      ++next_begun;
-    } else if (AdmitNext() == nullptr) {
-      admitting = false;
-      continue;
-    }
-    const Sequence* behind = next();
-    const bool leaves_half = behind != nullptr && behind->num_remaining() <= other_half;
-    const int32_t most = leaves_half ? std::min(half, room->tokens) : room->tokens;
-    chunks.push_back({sequence, std::min(most, sequence->num_remaining())});
-    room->tokens -= chunks.back().num_tokens;
+    const bool cut = sequence->num_remaining() > half && room->tokens > half &&
+                     SomeoneFinishesWithin(room->tokens - half, queue);
+    const int32_t count = std::min(cut ? half : room->tokens, sequence->num_remaining());
+    chunks.push_back({sequence, count});
+    room->tokens -= count;
     --room->sequences;
   }
   // What nobody behind took goes to the first.
@@ -166,6 +152,32 @@ void Scheduler::PlanPrefills(Room* room) {
     room->tokens -= more;
     AddToPlan(chunk.sequence, chunk.num_tokens);
   }
+}
+
+Sequence* Scheduler::NextPrefill(PrefillQueue* queue) {
+  const Sequence* candidate = queue->admits ? NextCandidate() : nullptr;
+  const bool admit = candidate != nullptr &&
+                     (queue->begun.empty() || candidate->rank < queue->begun.front()->rank);
+  if (admit) {
+    if (Sequence* admitted = AdmitNext()) return admitted;
+    queue->admits = false;
+  }
+  if (queue->begun.empty()) return nullptr;
+  Sequence* next = queue->begun.front();
+  queue->begun = queue->begun.subspan(1);
+  return next;
+}
+
+bool Scheduler::SomeoneFinishesWithin(int32_t num_tokens, const PrefillQueue& queue) const {
+  const auto finishes = [num_tokens](const Sequence* sequence) {
+    return sequence->runnable() && sequence->num_expected_remaining() <= num_tokens;
+  };
+  const auto any = [&](const std::set<Rank>& ranks) {
+    return std::ranges::any_of(ranks | std::views::take(kLookAhead),
+                               [&](const Rank& rank) { return finishes(&At(rank)); });
+  };
+  if (std::ranges::any_of(queue.begun | std::views::take(kLookAhead), finishes)) return true;
+  return queue.admits && MayAdmit() && (any(waiting_) || any(preempted_));
 }
 
 void Scheduler::AddToPlan(Sequence* sequence, int32_t num_tokens) {

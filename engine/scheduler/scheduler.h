@@ -6,15 +6,17 @@
 //
 // Rules, each with a test of its name in tests/engine/scheduler:
 //  - sequences have an order (Rank): their time of arrival, less priority_ageing for each step of
-//    priority, plus their patience: patience_per_token for each token of the prompt that the prefix
-//    cache does not have when it is added, at most half of priority_ageing. So a request is
-//    overtaken only by shorter ones of its priority that arrive within its patience, and by those
-//    of higher priority that arrive less than (their priority - its own) * priority_ageing + its
-//    patience after it: however many come, nobody starves;
-//  - decodes first, in that order; then chunks of prompts, in that order too, whether they have
-//    begun or are to be admitted. While the next one behind it would be done in the other half, a
-//    chunk takes at most half of what the decodes leave;
-//  - admission, preempted and waiting ones alike, head of line first, with blocks for all tokens
+//    priority, plus their patience: patience_per_token for each token of the prompt that is not in
+//    the prefix cache when they are added, at most half of priority_ageing. So short prompts pass
+//    longer ones within a bound, and no length outweighs a step of priority. A request is overtaken
+//    only by those that arrive less than (their priority - its own) * priority_ageing + its
+//    patience - their own after it: however many come, nobody starves;
+//  - decodes first, in that order; then prompts in that order, those that have begun and those to
+//    be admitted alike. Once the next one cannot be admitted, only those that have begun go on;
+//  - a chunk takes at most half of what the decodes leave while one behind it would finish its
+//    prompt in the rest; what nobody takes goes to the first. Of those behind, the first kLookAhead
+//    of each kind are looked at;
+//  - admission: preempted and waiting ones alike, head of line first, with blocks for all tokens
 //    known so far; while others run, one free block for each stays;
 //  - a sequence without room takes the blocks of a paused one, else of the last running one that is
 //    behind itself, else it sits out the step. So the first running one always gets on;
@@ -115,6 +117,9 @@ struct SchedulerCounters {
 class Scheduler final {
  public:
   static constexpr int32_t kMaxPreemptions = 8;
+  // Thousands may wait: a step must not cost a look at each, and who is far behind hardly gets a
+  // part of it.
+  static constexpr int32_t kLookAhead = 64;
 
   // All values >= 1.
   explicit Scheduler(const SchedulerConfig& config);
@@ -200,6 +205,13 @@ class Scheduler final {
     int32_t sequences = 0;
   };
 
+  // Who may still get a chunk of the step: prompts that have begun, by rank, and those to be
+  // admitted, unless the first of them found no room.
+  struct PrefillQueue {
+    std::span<Sequence* const> begun;
+    bool admits = true;
+  };
+
   // What it takes to admit a sequence now.
   struct Admission {
     PrefixChain chain;
@@ -212,12 +224,18 @@ class Scheduler final {
   void PlanDecodes(Room* room);
   void PlanUniformStep(Room* room);
   void PlanPrefills(Room* room);
-  Duration PatienceOf(const SequenceRequest& request) const;
+  // Takes out the first in the order and admits it if need be. Null when nobody is left.
+  Sequence* NextPrefill(PrefillQueue* queue);
+  bool SomeoneFinishesWithin(int32_t num_tokens, const PrefillQueue& queue) const;
   void AddToPlan(Sequence* sequence, int32_t num_tokens);
+  // Tokens of the prompt that the prefix cache has.
+  int32_t CachedTokens(const SequenceRequest& request) const;
+  TimePoint RankTime(const SequenceRequest& request, int32_t num_cached) const;
   std::vector<Sequence*> RunnableSequences();
   Sequence& At(const Rank& rank) const { return *sequences_.at(rank.id); }
 
   // scheduler_admission.cc
+  bool MayAdmit() const;
   Sequence* AdmitNext();
   bool HasAdmissionCandidate() const { return NextCandidate() != nullptr; }
   Sequence* NextCandidate() const;

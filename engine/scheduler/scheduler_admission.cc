@@ -36,10 +36,13 @@ Scheduler::Admission Scheduler::PlanAdmission(const Sequence& sequence) const {
   return admission;
 }
 
+bool Scheduler::MayAdmit() const {
+  return !out_of_blocks_ && num_running_unpaused() < config_.max_sequences;
+}
+
 Sequence* Scheduler::AdmitNext() {
   Sequence* sequence = NextCandidate();
-  if (sequence == nullptr || out_of_blocks_) return nullptr;
-  if (num_running_unpaused() >= config_.max_sequences) return nullptr;
+  if (sequence == nullptr || !MayAdmit()) return nullptr;
 
   // The running ones will soon want a block each; without this the newcomer would be preempted at
   // once. Alone it needs none: that is what makes a request of exactly the pool's size run.

@@ -14,13 +14,14 @@ constexpr int32_t kUnknownToken = 0;
 
 }  // namespace
 
-Sequence::Sequence(SequenceId sequence_id, SequenceRequest request, Duration priority_ageing,
-                   Duration patience, BlockAllocator* allocator)
+Sequence::Sequence(SequenceId sequence_id, SequenceRequest request, TimePoint rank_time,
+                   int32_t cached_when_added, BlockAllocator* allocator)
     : id(sequence_id),
-      rank{request.arrival - request.priority * priority_ageing + patience, sequence_id},
+      rank{rank_time, sequence_id},
       priority(request.priority),
       cache_salt(std::move(request.cache_salt)),
       num_prompt_tokens(static_cast<int32_t>(request.prompt_tokens.size())),
+      num_cached_when_added(cached_when_added),
       max_tokens(num_prompt_tokens + request.max_output_tokens),
       sampling(std::move(request.sampling)),
       stop(std::move(request.stop)),

@@ -31,12 +31,13 @@ struct SequenceRequest {
   int32_t priority = 0;           // higher first
   std::string cache_salt = {};    // only equal ones share blocks
   TimePoint arrival{};
-  // How long it lets others pass for each token of the prompt that is to be computed.
+  // For each token of the prompt that must be computed, shorter prompts that arrive this much later
+  // may pass. Zero = pure order of arrival.
   Duration patience_per_token{};
 };
 
-// A sequence's place in the order of all: who arrived first, with some time off for its priority
-// and some on for its length.
+// A sequence's place in the order of all: its time of arrival, with some time off for its priority
+// and some added for its length (Scheduler says how much).
 struct Rank {
   TimePoint time{};
   SequenceId id = 0;
@@ -46,16 +47,20 @@ struct Rank {
 // Belongs to the scheduler. num_computed_tokens <= num_tokens() always.
 class Sequence final {
  public:
-  // `priority_ageing`: what one step of priority is worth. `patience`: how long it lets others
-  // pass.
-  Sequence(SequenceId id, SequenceRequest request, Duration priority_ageing, Duration patience,
-           BlockAllocator* allocator);
+  // `rank_time`: Rank::time. `num_cached_when_added`: tokens of the prompt that the prefix cache
+  // has now.
+  Sequence(SequenceId id, SequenceRequest request, TimePoint rank_time,
+           int32_t num_cached_when_added, BlockAllocator* allocator);
 
   // Prompt and output tokens, the ones in flight included.
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
   int32_t num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
   // Tokens whose keys and values are still to be computed before the next one can be drawn.
   int32_t num_remaining() const { return num_tokens() - num_computed_tokens; }
+  // The same, but of one that waits without what the cache had of its prompt when it was added.
+  int32_t num_expected_remaining() const {
+    return num_remaining() - (state == SequenceState::kWaiting ? num_cached_when_added : 0);
+  }
   // All that its limit allows is drawn or in flight: nothing is left to run.
   bool at_limit() const { return num_tokens() >= max_tokens; }
   // The next token's penalties need one that the host has not seen: it sits out until then.
@@ -77,6 +82,7 @@ class Sequence final {
   const int32_t priority;
   const std::string cache_salt;
   const int32_t num_prompt_tokens;
+  const int32_t num_cached_when_added;
   const int32_t max_tokens;  // prompt + most output tokens
   const SamplingParams sampling;
   const StopConditions stop;

@@ -103,6 +103,17 @@ done
 answers
 ((before + 5 >= $(wc -l < "${work}/serve.log"))) || fail "clients fill the log: $(tail -3 "${work}/serve.log")"
 
+# Two runs of one load test ask for different prompts: nothing of the second is in the server's prefix cache.
+stop
+start "${program}" serve --model "${model}" --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 --threads 1
+"${program}" loadtest --target "127.0.0.1:${port}" --rate 8,8 --duration 1 --input-tokens 40 --output-tokens 2 \
+  > "${work}/load.log" 2>&1 || fail "no load"
+exec 3<> "/dev/tcp/127.0.0.1/$(sed -n 's/.*metrics on port \([0-9]*\).*/\1/p' "${work}/serve.log")"
+printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
+awk '/^flashquant_prefix_cache_lookup_tokens_total.*hit/ { hits = $NF } /^flashquant_prefix_cache_lookup_tokens_total.*miss/ { misses = $NF }
+  END { exit hits != 0 || misses < 400 }' <&3 || fail "prompts were asked for twice"
+exec 3>&-
+
 # C13: the wall clock jumps by a day twice a second: no deadline passes, no duration is negative or a day long.
 if [[ -n "${2:-}" ]]; then
   stop

@@ -107,6 +107,7 @@ class Run {
     request.cache_salt = input_.Chance(4) ? "other" : "";
     now_ += std::chrono::milliseconds(input_.Number(0, 255) * 20);
     request.arrival = now_;
+    request.patience_per_token = std::chrono::milliseconds(input_.Number(0, 255));
     const SequenceId id = next_id_++;
     live_[id].answer =
         model_.Answer(request.prompt_tokens, request.sampling.seed, request.max_output_tokens);

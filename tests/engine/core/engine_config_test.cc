@@ -41,5 +41,13 @@ TEST(EngineConfigTest, NamesTheKeyTheRangeAndTheValue) {
   }
 }
 
+TEST(EngineConfigTest, PatienceIsBounded) {
+  EngineConfig config;
+  config.prompt_patience = 1000.5;
+  EXPECT_THAT(config.Validate(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       StrEq("prompt_patience: must be within 0 and 1000 (got 1000.5)")));
+}
+
 }  // namespace
 }  // namespace flashquant

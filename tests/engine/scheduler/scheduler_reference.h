@@ -23,26 +23,37 @@ struct ReferenceRequest {
   std::string salt;
   int priority = 0;
   int64_t arrival_ms = 0;
+  int64_t patience_us_per_token = 0;
+  int32_t num_cached = 0;  // of the prompt, when it is added
 };
 
 // Times are in milliseconds.
 class SchedulerReference {
  public:
-  SchedulerReference(int32_t block_tokens, int64_t ageing_ms, int64_t patience_ms)
-      : block_tokens_(static_cast<size_t>(block_tokens)),
-        ageing_ms_(ageing_ms),
-        patience_ms_(patience_ms) {}
+  SchedulerReference(int32_t block_tokens, int64_t ageing_ms)
+      : block_tokens_(static_cast<size_t>(block_tokens)), ageing_ms_(ageing_ms) {}
 
   void Add(SequenceId id, ReferenceRequest request) { requests_.emplace(id, std::move(request)); }
+  // What the scheduler found in its cache of the prompt of `id`, which was just added. Returns what
+  // is wrong with it; empty: nothing. `exact`: the cache keeps everything.
+  std::string NoteCached(SequenceId id, int32_t num_cached, bool exact) {
+    ReferenceRequest& request = requests_.at(id);
+    request.num_cached = num_cached;
+    const int32_t most = MostCached(id, static_cast<int32_t>(request.num_prompt_tokens));
+    if (num_cached > most) return "more than was ever computed";
+    return exact && num_cached < most ? "less than the cache has" : "";
+  }
   void Remove(SequenceId id) { requests_.erase(id); }
 
   // Whether `a` comes before `b`.
   bool Before(SequenceId a, SequenceId b) const {
     const auto key = [this](SequenceId id) {
       const ReferenceRequest& request = requests_.at(id);
-      const auto num_prompt_tokens = static_cast<int64_t>(request.num_prompt_tokens);
-      const int64_t patience = std::min(ageing_ms_ / 2, patience_ms_ * num_prompt_tokens);
-      return std::pair(request.arrival_ms - request.priority * ageing_ms_ + patience, id);
+      const auto to_compute = static_cast<int64_t>(request.num_prompt_tokens) - request.num_cached;
+      const int64_t patience_us =
+          std::min(request.patience_us_per_token * to_compute, ageing_ms_ * 1000 / 2);
+      return std::pair((request.arrival_ms - request.priority * ageing_ms_) * 1000 + patience_us,
+                       id);
     };
     return key(a) < key(b);
   }
@@ -108,7 +119,6 @@ class SchedulerReference {
 
   const size_t block_tokens_;
   const int64_t ageing_ms_;
-  const int64_t patience_ms_;  // of a token
   std::map<SequenceId, ReferenceRequest> requests_;
   std::map<int32_t, Contents> contents_;  // of full blocks
   std::set<Contents> finite_;
