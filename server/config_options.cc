@@ -100,8 +100,7 @@ const std::vector<ConfigOption>& ConfigOptions() {
        3600},
       {"engine.prompt_patience", "--prompt-patience",
        "a prompt lets shorter ones pass that arrive within this many times its own prefill, at "
-       "most "
-       "half of --priority-ageing-seconds; 0 = by arrival alone",
+       "most half of --priority-ageing-seconds; 0 = by arrival alone",
        &C::prompt_patience, 0, 1000},
       {"engine.fill_wait_ms", "--fill-wait-ms",
        "a decode step waits this long for requests that could fill its padding rows; 0 = off",
