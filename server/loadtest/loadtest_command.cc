@@ -254,8 +254,11 @@ void AddLoadtestCommand(CLI::App& app, int* exit_code) {
   command->add_option("--connections", flags->run.connections, "calls go to them in turn")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command->add_option("--seed", flags->plan.seed, "of arrival times and made-up prompts; the next run takes the next one. With one "
-                  "that it has had before, a server finds prompts in its prefix cache")
+  command
+      ->add_option(
+          "--seed", flags->plan.seed,
+          "of arrival times and made-up prompts; the next run takes the next one. With one "
+          "that it has had before, a server finds prompts in its prefix cache")
       ->capture_default_str();
   command
       ->add_option("--target-first-token-ms", flags->target_first_token_ms,
