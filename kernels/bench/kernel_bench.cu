@@ -164,6 +164,11 @@ class Layer {
         if (most < 1) continue;
         const int strips = (layout_.num_strips + most - 1) / most;
         for (int warps = 6; warps <= cuda::kMaxWarpsPerBlock; ++warps) {
+          const SweptPlan& only = options_.only;
+          if (only.ranks > 0 &&
+              (ranks != only.ranks || cluster != only.cluster || warps != only.warps)) {
+            continue;
+          }
           cuda::LinearPlan plan;
           plan.num_ranks = ranks;
           plan.num_splits = (layout_.num_strips + strips - 1) / strips;

@@ -23,6 +23,13 @@ std::vector<KernelShape> DefaultKernelShapes();
 
 enum class WeightCopies : uint8_t { kAuto, kBulk, kCpAsync };
 
+// A plan as a sweep makes them, the splits being those that fill the device.
+struct SweptPlan {
+  int ranks = 0;  // 0: none
+  bool cluster = false;
+  int warps = 0;
+};
+
 struct KernelBenchOptions {
   std::vector<KernelShape> shapes = DefaultKernelShapes();  // multiples of 8
   std::vector<int> ms = {8, 16, 32};                        // 1 to kMaxRows
@@ -38,6 +45,7 @@ struct KernelBenchOptions {
   bool bank_order = true;    // of outlier slots; false: by position
   bool sweep = false;        // many plans instead of the planner's, of passes whatever m
   bool print_sweep = true;   // each of them
+  SweptPlan only;            // with sweep: this one alone
 };
 
 inline constexpr int kMaxRows = 128;

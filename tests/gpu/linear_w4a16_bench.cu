@@ -2,6 +2,7 @@
 // machine with nvcc and nothing else. cuBLAS and cuSPARSE are opened at run time; without them
 // their columns are empty. The plan is the planner's; with --sweep the best of many.
 // Options: --shapes KxN,KxN  --m 8,16  --density 0,0.01,0.03  --path bulk|cp_async  --smem KB
+//          --plan RANKSxWARPS or RANKScWARPS (joined in clusters)
 //          --no-pdl  --no-clusters  --no-bank-order  --sweep  --no-cublas  --unfused
 // --paper times the paper's own mapping step by step, --routes the ways for many rows, instead.
 #include <algorithm>
@@ -142,6 +143,12 @@ bool ParseValue(const std::string& name, const std::string& value, KernelBenchOp
         value == "cp_async" ? bench::WeightCopies::kCpAsync : bench::WeightCopies::kBulk;
   } else if (name == "--smem") {
     options->shared_kb = std::atoi(value.c_str());
+  } else if (name == "--plan") {
+    char join = ' ';
+    options->sweep = std::sscanf(value.c_str(), "%d%c%d", &options->only.ranks, &join,
+                                 &options->only.warps) == 3;
+    options->only.cluster = join == 'c';
+    return options->sweep;
   } else {
     return false;
   }

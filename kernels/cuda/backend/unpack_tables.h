@@ -16,7 +16,7 @@ inline constexpr int kSlotPlaceBits = 8;                 // kUnitK = 256 feature
 // A lane's 16 bytes of a pair of k16 steps are four words of codes; register r of a word has two
 // codes, of neighbouring features, from bits 4r and 4r + 16 on. Their channel in the strip:
 FQ_HOST_DEVICE constexpr uint32_t CodeChannel(uint32_t lane, uint32_t word, uint32_t r) {
-  return lane / 4 * 4 + word % 2 * 2 + r % 2;
+  return lane / 4 * 4 + r % 2 * 2 + word % 2;
 }
 // The first one's feature in the chunk.
 FQ_HOST_DEVICE constexpr uint32_t CodeFeature(uint32_t pair, uint32_t lane, uint32_t word,
@@ -28,8 +28,6 @@ FQ_HOST_DEVICE constexpr uint32_t CodeFeature(uint32_t pair, uint32_t lane, uint
 struct alignas(16) UnpackTables {
   // [position]: channel << kSlotPlaceBits | feature, in the unit.
   uint16_t slot_place[kSlotPositions] = {};
-  // A stored word of codes is the codes exclusive-or this.
-  uint32_t code_flip = 0;
 };
 
 // Host arithmetic.

@@ -2,9 +2,8 @@
 // more rows than the fused kernel is for. One block a unit (32 channels x 256 features): each of
 // its warps dequantises a pair of k16 steps of a chunk into shared memory, outliers are added
 // there, and rows go out whole.
-#include <cuda_bf16.h>
-
 #include "kernels/cuda/backend/unpack_weight.h"
+#include "kernels/cuda/linear_w4a16/codes.cuh"
 #include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
 
@@ -26,23 +25,6 @@ __device__ __forceinline__ void StoreShared8(uint32_t shared_address, uint32_t a
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(shared_address), "r"(a), "r"(b) : "memory");
 }
 
-__device__ __forceinline__ __nv_bfloat162 AsPair(uint32_t bits) {
-  return *reinterpret_cast<const __nv_bfloat162*>(&bits);
-}
-
-// One of a word of scales' or zero points' two numbers, twice.
-__device__ __forceinline__ uint32_t Twice(uint32_t pair, int half) {
-  return __byte_perm(pair, 0, half == 0 ? 0x1010 : 0x3232);
-}
-
-// The codes of register r of a word (packed_format.h): scale * (q - z), rounded once. `zero`: 128 +
-// z, twice.
-__device__ __forceinline__ uint32_t Dequant(uint32_t word, int r, uint32_t scale, uint32_t zero) {
-  const uint32_t biased = (word >> (4 * r) & 0x000f000f) | 0x43004300;  // 128 + q
-  const __nv_bfloat162 value = __hmul2(__hsub2(AsPair(biased), AsPair(zero)), AsPair(scale));
-  return *reinterpret_cast<const uint32_t*>(&value);
-}
-
 // What a lane dequantises: its 16 bytes of a pair of k16 steps (part 1 of the format).
 struct CodePair {
   uint4 codes;
@@ -59,27 +41,27 @@ struct CodePair {
                                                             kGroupScaleBytes));
   }
 
-  // `feature`: the chunk's first in the unit; `flip`: see UnpackTables.
-  __device__ void Store(uint32_t flip, uint32_t tile, uint32_t feature, int pair, int lane) const {
-    const uint32_t words[4] = {codes.x ^ flip, codes.y ^ flip, codes.z ^ flip, codes.w ^ flip};
+  // `feature`: the chunk's first in the unit.
+  __device__ void Store(uint32_t tile, uint32_t feature, int pair, int lane) const {
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      // Registers h and h + 2 are four neighbouring features of a channel.
+      // Registers r and r + 2 are four neighbouring features of a channel.
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t scale = Twice(w % 2 == 0 ? scales.x : scales.y, h);
-        const uint32_t zero = Twice(w % 2 == 0 ? zeros.x : zeros.y, h);
+      for (int r = 0; r < 2; ++r) {
+        const uint32_t scale = Twice(r == 0 ? scales.x : scales.y, w % 2);
+        const uint32_t zero = Twice(r == 0 ? zeros.x : zeros.y, w % 2);
         StoreShared8(
-            TileAddress(tile, CodeChannel(lane, w, h), feature + CodeFeature(pair, lane, w, h)),
-            Dequant(words[w], h, scale, zero), Dequant(words[w], h + 2, scale, zero));
+            TileAddress(tile, CodeChannel(lane, w, r), feature + CodeFeature(pair, lane, w, r)),
+            DequantPair(words[w], r, scale, zero), DequantPair(words[w], r + 2, scale, zero));
       }
     }
   }
 };
 
 __device__ __forceinline__ void AddShared(uint32_t address, uint32_t value) {
-  const __nv_bfloat16 sum =
-      __float2bfloat16_rn(LowBf16(LoadShared2(address)) + __uint_as_float(value << 16));
+  const __nv_bfloat16 sum = __float2bfloat16_rn(
+      fmaf(LowBf16(value), LowBf16(kOutlierScale), LowBf16(LoadShared2(address))));
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address),
                "h"(*reinterpret_cast<const uint16_t*>(&sum))
                : "memory");
@@ -125,7 +107,7 @@ __global__ void __launch_bounds__(kThreads)
       reinterpret_cast<const uint4*>(weight + layout.outliers_offset) + ref.offset;
   uint4 quad = {};
   if (threadIdx.x < ref.num_16bytes) quad = __ldcs(quads + threadIdx.x);
-  codes.Store(tables.code_flip, tile, static_cast<uint32_t>(chunk * kChunkK), pair, lane);
+  codes.Store(tile, static_cast<uint32_t>(chunk * kChunkK), pair, lane);
   __syncthreads();
   if (layout.max_outlier_bytes > 0) {
     constexpr uint32_t kQuadsPerPiece = kMaxPieceBytes / kQuadBytes;

@@ -11,7 +11,7 @@
 // What a lane holds of a strip is four channels of two rows of each batch block (packed_format.h).
 #pragma once
 
-#include "kernels/cuda/linear_w4a16/dense_common.cuh"
+#include "kernels/cuda/linear_w4a16/dense.cuh"
 #include "kernels/cuda/primitives/cluster.cuh"
 #include "kernels/cuda/primitives/mbarrier.cuh"
 #include "kernels/cuda/primitives/mma.cuh"

@@ -9,8 +9,7 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/linear_w4a16/dense_bf16.cuh"
-#include "kernels/cuda/linear_w4a16/dense_int8.cuh"
+#include "kernels/cuda/linear_w4a16/dense.cuh"
 #include "kernels/cuda/linear_w4a16/join.cuh"
 #include "kernels/cuda/linear_w4a16/outlier_path.cuh"
 #include "kernels/cuda/primitives/dependent_launch.cuh"
@@ -120,22 +119,15 @@ __device__ __forceinline__ void AddMorePieces(const KernelArgs& args, const Unit
   }
 }
 
-// Adds chunk `chunk` of the block's slice, whose codes are at shared address `record`.
+// Adds chunk `chunk` of the block's slice, whose packed weight is at shared address `record`.
 template <int kBatchBlocks, int kGroups, bool kZeros>
 __device__ __forceinline__ void AddChunk(const KernelArgs& args, uint32_t record, uint32_t chunk,
                                          uint32_t shared, uint32_t lane_x_row, int lane,
                                          Accumulators<kBatchBlocks>& acc) {
-  constexpr uint32_t kRowBytes = kBatchBlocks * kRowsPerBatchBlock * 4;
-  const uint32_t sums = shared + args.shared.sums_offset + chunk * kGroups * kRowBytes;
-  if constexpr (UsesDigits(kBatchBlocks)) {
-    const uint32_t digits =
-        shared + args.shared.digits_offset + chunk * kBatchBlocks * 2048 + lane * 16;
-    const uint32_t scales = shared + args.shared.scales_offset + chunk * kRowBytes;
-    AddDenseInt8<kBatchBlocks, kGroups, kZeros>(record, digits, scales, sums, lane, acc);
-  } else {
-    const uint32_t x = shared + args.shared.x_offset + chunk * kXChunkBytes + lane_x_row;
-    AddDenseBf16<kBatchBlocks, kGroups, kZeros>(args, record, x, sums, lane, acc);
-  }
+  const uint32_t x = shared + args.shared.x_offset + chunk * kXChunkBytes + lane_x_row;
+  const uint32_t starts =
+      shared + args.shared.starts_offset + chunk * kGroups * kBatchBlocks * kStartBytes;
+  AddDense<kBatchBlocks, kGroups, kZeros>(args, record, x, starts, lane, acc);
 }
 
 // The parts of shared strips for which there was not a unit, in blocks of few.
@@ -188,6 +180,9 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
   const uint32_t lane_x_row = LaneXRow(lane);
   const uint32_t chunk_bytes = args.unit_dense_bytes / kUnitChunks;
   const int num_run = run_end.unit - run.unit;
+  // With more rows a unit takes longer, and its codes' place would be empty meanwhile; with few,
+  // the second request costs more than it brings.
+  constexpr bool kEarlyRefill = kBatchBlocks > 1;
   OutlierRef next;  // of unit `fill`, loaded one unit ahead of use
   if (args.stages < num_run) next = LoadRef(args, fill);
   Accumulators<kBatchBlocks> acc;
@@ -206,11 +201,16 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
       round = rounds.Load(0);
     };
     if (outliers != 0 && i != 0) load_first_round();
+    const bool refill = i + args.stages < num_run;
 #pragma unroll
     for (uint32_t c = 0; c < kUnitChunks; ++c) {
       AddChunk<kBatchBlocks, kGroups, kZeros>(args, record + c * chunk_bytes,
                                               static_cast<uint32_t>(at.unit) * kUnitChunks + c,
                                               shared_base, lane_x_row, lane, acc);
+    }
+    if (kEarlyRefill) {
+      __syncwarp();
+      if (refill) ring.CopyFirst(stage, DenseOf(args, fill), args.unit_dense_bytes);
     }
     if (i == 0) {
       ring.WaitForRest();
@@ -225,9 +225,9 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
       }
     }
     __syncwarp();
-    if (i + args.stages < num_run) {
-      ring.CopyBoth(stage, DenseOf(args, fill), args.unit_dense_bytes, OutliersOf(args, next),
-                    FirstPieceBytes(next));
+    if (refill) {
+      if (!kEarlyRefill) ring.CopyFirst(stage, DenseOf(args, fill), args.unit_dense_bytes);
+      ring.CopyRest(stage, args.unit_dense_bytes, OutliersOf(args, next), FirstPieceBytes(next));
       sizes.Put(args.stages - 1, next.num_16bytes);
       fill.Next(args, share);
       if (i + 1 + args.stages < num_run) next = LoadRef(args, fill);
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kMaxWarpsPerBlock * 32, 1)
     ring.StartRests(args.unit_dense_bytes, OutliersOf(args, ref), FirstPieceBytes(ref));
   };
   WaitForPreviousKernel();
-  StageActivations<kBatchBlocks, kGroups, kZeros>(
+  StageActivations<kBatchBlocks, kGroups>(
       args, x, share.num_units * kUnitChunks, shared, warp, lane, [&] {
         if constexpr (kCluster) {
           exchange.Init(run);

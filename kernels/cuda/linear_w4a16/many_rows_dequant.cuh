@@ -6,36 +6,11 @@
 // that what a warp stores at once lies in different banks and a lane's sums are neighbours.
 #pragma once
 
-#include <cuda_bf16.h>
-
-#include <cstring>
-
+#include "kernels/cuda/linear_w4a16/codes.cuh"
 #include "kernels/cuda/linear_w4a16/many_rows_plan.h"
 #include "kernels/cuda/primitives/mma.cuh"
 
 namespace flashquant::cuda {
-
-__device__ __forceinline__ __nv_bfloat162 AsPair(uint32_t bits) {
-  __nv_bfloat162 pair;
-  memcpy(&pair, &bits, sizeof(pair));
-  return pair;
-}
-// One of a word's two halves, twice.
-__device__ __forceinline__ uint32_t Twice(uint32_t pair, int half) {
-  return __byte_perm(pair, 0, half == 0 ? 0x1010 : 0x3232);
-}
-// Register r of the word (packed_format.h): (q - z) * scale of two features. `zero`: 128 + z.
-__device__ __forceinline__ uint32_t DequantPair(uint32_t word, int r, uint32_t scale,
-                                                uint32_t zero) {
-  uint32_t biased;  // 128 + q
-  asm("lop3.b32 %0, %1, %2, %3, 0x6a;"
-      : "=r"(biased)
-      : "r"(word >> (4 * r)), "n"(0x000f000f), "r"(0x43084308));
-  const __nv_bfloat162 value = __hmul2(__hsub2(AsPair(biased), AsPair(zero)), AsPair(scale));
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
 
 // Lane g's four channels are rows RowInEight(g) of each 8: the order in which the 16 lanes that
 // store at once meet all of a row's pieces.
@@ -72,20 +47,20 @@ struct LaneCodes {
       const int group = pair * kGroups / 4;
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const int block = w % 2;
+        const int h = w % 2;
         // Step w / 2: features 32 pair + 16 step + 4t .. + 3.
         const uint32_t piece = static_cast<uint32_t>(4 * (pair % 2) + 2 * (w / 2)) + (t >> 1);
         const uint32_t at =
             lane_row + static_cast<uint32_t>(pair / 2) * kTileHalfBytes + ((piece ^ row) << 4);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int block = 0; block < 2; ++block) {
           const uint32_t scale = Twice(block == 0 ? scales[group].x : scales[group].y, h);
           const uint32_t zero =
               kZeros
                   ? Twice(block == 0 ? zeros[kZeros ? group : 0].x : zeros[kZeros ? group : 0].y, h)
                   : 0x43084308u;
-          const uint32_t low = DequantPair(words[w], h, scale, zero);
-          const uint32_t high = DequantPair(words[w], h + 2, scale, zero);
+          const uint32_t low = DequantPair(words[w], block, scale, zero);
+          const uint32_t high = DequantPair(words[w], block + 2, scale, zero);
           asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(
                            at + static_cast<uint32_t>(2 * block + h) * 1024),
                        "r"(low), "r"(high)
@@ -129,7 +104,8 @@ __device__ __forceinline__ void AddQuad(const uint4& quad, uint32_t rows, uint32
 #pragma unroll
   for (int slot = 0; slot < kSlotsPerQuad; ++slot) {
     if (!here[slot]) continue;
-    const __nv_bfloat162 sum = __hadd2(AsPair(old[slot]), AsPair(value[slot]));
+    const __nv_bfloat162 sum =
+        __hfma2(AsPair(value[slot]), AsPair(kOutlierScale), AsPair(old[slot]));
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(at[slot]), "h"(__bfloat16_as_ushort(sum.x))
                  : "memory");
   }

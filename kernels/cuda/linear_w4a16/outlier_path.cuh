@@ -9,7 +9,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/linear_w4a16/activations.cuh"
-#include "kernels/cuda/linear_w4a16/dense_common.cuh"
+#include "kernels/cuda/linear_w4a16/dense.cuh"
 
 namespace flashquant::cuda {
 

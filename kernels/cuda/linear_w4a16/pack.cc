@@ -166,6 +166,7 @@ class Packer {
         for (int s = 0; s < 4; ++s) {
           Slot slot;
           std::memcpy(&slot.value, record + 8 + 2 * s, 2);
+          slot.value = StoredOutlier(slot.value);
           if (slot.value == 0) continue;
           const int64_t k = ik * outliers_.tile_k + record[s];
           const int64_t n = record[4 + s];  // inside the column of tiles

@@ -78,7 +78,7 @@ __device__ LaneSlots ReadRecord(uint4 record, int64_t k0, int64_t unit_k0, int f
   for (int s = 0; s < 4; ++s) {
     const uint32_t row = record.x >> (8 * s) & 0xff;
     const int channel = static_cast<int>(record.y >> (8 * s) & 0xff) - first_channel;
-    const uint32_t value = (s < 2 ? record.z : record.w) >> (16 * (s % 2)) & 0xffff;
+    const uint32_t value = StoredOutlier((s < 2 ? record.z : record.w) >> (16 * (s % 2)) & 0xffff);
     const int64_t feature = k0 + row - unit_k0;
     if (value == 0 || channel < 0 || channel >= kStripN || feature < 0 || feature >= kUnitK) {
       continue;

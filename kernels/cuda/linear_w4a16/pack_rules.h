@@ -29,14 +29,14 @@ FQ_HOST_DEVICE inline uint32_t CodeWord(const Int4Arrays& weight, int64_t n0, in
   const int pair = index / 128;
   const int lane = index / 4 % 32;
   const int step = index / 2 % 2;
-  const int block = index % 2;
+  const int half = index % 2;
   uint32_t word = 0;
   for (int r = 0; r < 4; ++r) {
-    const uint32_t codes = CodePair(weight, n0 + lane / 4 * 4 + 2 * block + r % 2,
+    const uint32_t codes = CodePair(weight, n0 + lane / 4 * 4 + 2 * (r % 2) + half,
                                     k0 + 32 * pair + 16 * step + 4 * (lane % 4) + 2 * (r / 2));
     word |= (codes & 0xf) << (4 * r) | (codes >> 4) << (4 * r + 16);
   }
-  return word ^ 0x88888888;
+  return word;
 }
 
 // Scales and zero points of a chunk, 2 bytes each, in stored order.
@@ -56,6 +56,14 @@ FQ_HOST_DEVICE inline uint16_t ScaleEntry(const Int4Arrays& weight, const Packed
 }
 
 // ---- Outliers ----
+
+// A BF16 value as it is stored; what would be less than the smallest normal number is zero, which
+// is left out.
+FQ_HOST_DEVICE constexpr uint16_t StoredOutlier(uint32_t bits) {
+  const uint32_t exponent = bits >> 7 & 0xff;
+  if (exponent == 0xff) return static_cast<uint16_t>(bits);  // not finite, and stays so
+  return static_cast<uint16_t>(exponent > kOutlierExponent ? bits - (kOutlierExponent << 7) : 0);
+}
 
 // Feature inside the unit, channel inside the strip.
 FQ_HOST_DEVICE constexpr uint16_t SlotPosition(uint32_t feature, uint32_t channel) {

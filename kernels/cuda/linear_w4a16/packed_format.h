@@ -10,24 +10,23 @@
 //    (G = 1, 2 or 4; a group of 128 or more counts as one per chunk) 64 bytes of scales, then, with
 //    zero points, G x 64 bytes of 128 + z.
 //    Codes: 4 pairs of k16 steps x 32 lanes x 16 bytes. The 16 bytes of lane (g, t) in a pair are
-//    four words: step 0 block 0, step 0 block 1, step 1 block 0, step 1 block 1. A block is
-//    16 channels: row g + 8h of block b is channel 4g + 2b + h of the strip, so that a lane's sums
-//    are four neighbours. Bits 4r + 16h .. + 3 of a word are q ^ 8 of row g + 8 * (r % 2), feature
-//    4t + h + 2 * (r / 2). Masked by 0x000f000f after a shift by 4r they are register r of a BF16
-//    MMA's A fragment; the four high or low nibbles are a register of an INT8 one.
+//    four words: step 0 row g, step 0 row g + 8, step 1 row g, step 1 row g + 8 of both blocks. A
+//    block is 16 channels: row g + 8h of block b is channel 4g + 2b + h of the strip, so that a
+//    lane's sums are four neighbours. Bits 4r + 16i .. + 3 of a word are of block r % 2, feature
+//    4t + i + 2 * (r / 2), so that a byte is the code of block 0 plus 16 times that of block 1, and
+//    two bytes under the mask 0x00ff00ff are half a row of a BF16 MMA's A fragment (dense.cuh).
 //    Scales and zero points: BF16, by channel.
 // 2. Index: one OutlierRef per unit.
 // 3. Outliers: per unit one record, in pieces of at most kMaxPieceBytes: quads of four slots
-//    (16 bytes: u16 positions, then BF16 values), first those of block 0, then those of block 1,
-//    then a trailer quad: u16 byte offset of the quad in which block 1 begins, u16 bytes of the
-//    longer block's quads, then zeros, so that it can be read as a quad of nothing. A unit without
-//    outliers has no record.
-//    position = RowOf(channel) | XRow(feature in the unit) << 4 | BlockOf(channel) << 12. The
-//    blocks meet inside a quad: a reader ignores slots of the other block, so that no slot is
-//    padding but the last three of a piece (value +0). Four bytes a slot, as in Tile-COO. Every
-//    outlier becomes one column of an MMA (design "kernel", strategy 3b; one outlier per slot
-//    instead of one slot per distinct feature: at 1 to 3% the slots of 3b hold 14 to 18.5 outliers
-//    of 16 anyway, and this needs no lane masks).
+//    (16 bytes: u16 positions, then BF16 values times 2^-60), first those of block 0, then those of
+//    block 1, then a trailer quad: u16 byte offset of the quad in which block 1 begins, u16 bytes
+//    of the longer block's quads, then zeros, so that it can be read as a quad of nothing. A unit
+//    without outliers has no record. position = RowOf(channel) | XRow(feature in the unit) << 4 |
+//    BlockOf(channel) << 12. The blocks meet inside a quad: a reader ignores slots of the other
+//    block, so that no slot is padding but the last three of a piece (value +0). Four bytes a slot,
+//    as in Tile-COO. Every outlier becomes one column of an MMA (design "kernel", strategy 3b; one
+//    outlier per slot instead of one slot per distinct feature: at 1 to 3% the slots of 3b hold 14
+//    to 18.5 outliers of 16 anyway, and this needs no lane masks).
 #pragma once
 
 #include <cstdint>
@@ -42,6 +41,7 @@ inline constexpr int kUnitChunks = 2;
 inline constexpr int kUnitK = kUnitChunks * kChunkK;
 inline constexpr int kBlocksPerStrip = 2;
 inline constexpr int kCodeBytes = kStripN * kChunkK / 2;
+inline constexpr int kOutlierExponent = 60;  // values are stored times 2^-60
 inline constexpr int kGroupScaleBytes = kStripN * 2;
 inline constexpr int kSlotsPerQuad = 4;
 inline constexpr int kQuadBytes = 16;

@@ -51,18 +51,12 @@ SharedLayout LayOutShared(const PackedLayout& layout, const LinearPlan& plan, in
   const uint32_t units = (static_cast<uint32_t>(layout.num_units) + ranks - 1) / ranks;
   const uint32_t chunks = units * kUnitChunks;
   SharedLayout out;
-  const uint32_t row_values = chunks * blocks * kRowsPerBatchBlock;
-  const uint32_t x_bytes = row_values * kChunkK * 2;
-  const bool digits = UsesDigits(batch_blocks);
-  out.sums_offset = kSharedHeadBytes;
-  out.scales_offset = out.sums_offset;
-  if (!digits || layout.has_zeros) {
-    out.scales_offset += row_values * static_cast<uint32_t>(layout.groups_per_chunk) * 4;
-  }
-  out.digits_offset = RoundUp(out.scales_offset + (digits ? row_values * 4 : 0), 128);
-  out.x_offset = out.digits_offset + (digits ? x_bytes : 0);
+  out.starts_offset = kSharedHeadBytes;
+  out.x_offset = RoundUp(out.starts_offset + chunks * blocks * kStartBytes *
+                                                 static_cast<uint32_t>(layout.groups_per_chunk),
+                         128);
   out.x_block_pitch = chunks * kChunkK * kRowsPerBatchBlock * 2;
-  out.first_slots_offset = out.x_offset + (!digits || layout.max_outlier_bytes > 0 ? x_bytes : 0);
+  out.first_slots_offset = out.x_offset + blocks * out.x_block_pitch;
   out.join_slots_offset = out.first_slots_offset;
   if (!plan.cluster_join && NeedsFirstSlots(layout, plan)) {
     out.join_slots_offset += static_cast<uint32_t>(plan.num_warps) * SlotBytes(batch_blocks);

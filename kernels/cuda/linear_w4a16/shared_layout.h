@@ -24,10 +24,12 @@ static_assert(kSharedHeadBytes % 16 == 0);
 
 constexpr int BatchBlocks(int m) { return m <= 8 ? 1 : m <= 16 ? 2 : 4; }
 
-// Up to 8 rows the dense part runs on integer tensor cores (dense_int8.cuh). More rows take as many
-// instructions in either form, and two digits beside the BF16 that outliers need would fill shared
-// memory.
-FQ_HOST_DEVICE constexpr bool UsesDigits(int batch_blocks) { return batch_blocks == 1; }
+// x is staged times this power of two (dense.cuh).
+inline constexpr int kXExponent = kOutlierExponent;
+
+// Of a group and batch block: what the sums of each block's codes begin with, FP32 [block][4 lanes
+// of a row][4 sums of a lane].
+inline constexpr uint32_t kStartBytes = kBlocksPerStrip * 4 * 16;
 
 // Partial sums of one strip in FP32.
 FQ_HOST_DEVICE constexpr uint32_t SlotBytes(int batch_blocks) {
@@ -42,9 +44,7 @@ constexpr uint32_t JoinGroups(int ranks) {
 // Bytes from the start of shared memory; barriers come first.
 struct SharedLayout {
   uint32_t ring_offset = 0;         // the last part
-  uint32_t sums_offset = 0;         // FP32 [chunk][group][batch block][8]: sums of x over a group
-  uint32_t scales_offset = 0;       // FP32 [chunk][batch block][8]: scale of a row's digits / 16
-  uint32_t digits_offset = 0;       // [chunk][k32 step][batch block][lane][16 bytes]
+  uint32_t starts_offset = 0;       // [chunk][group][batch block]: kStartBytes
   uint32_t x_offset = 0;            // BF16 [batch block][chunk][128][8]
   uint32_t x_block_pitch = 0;       // bytes of one batch block
   uint32_t first_slots_offset = 0;  // one slot per warp, or none, see join.cuh

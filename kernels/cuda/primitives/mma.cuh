@@ -20,17 +20,6 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], u
         "f"(c[2]), "f"(c[3]));
 }
 
-// The same for A 16 x 32 and B 32 x 8 of signed bytes, INT32 out. Lane (g, t) holds A (g, 4t .. 4t
-// + 3), (g + 8, ...), (g, 4t + 16 ...), (g + 8, ...) and B (4t .. 4t + 3, g), (4t + 16 ..., g).
-__device__ __forceinline__ void MmaInt8(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                        uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Four 8 x 8 matrices of 16-bit elements, transposed. Lane i gives the shared address of row i % 8
 // of matrix i / 8 (16 bytes, 16-byte aligned).
 __device__ __forceinline__ void LdMatrixX4Trans(uint32_t (&r)[4], uint32_t shared_address) {

@@ -11,12 +11,12 @@
 
 namespace flashquant::cuda {
 
-// Filling: CopyBoth for each stage in the order 0, 1, ..., stages - 1, 0, ... The first time
-// instead StartFirst of each stage, when where the rest comes from is not known yet, and
-// StartRests, by cp.async behind all StartFirst, because it makes the groups; the rest may be read
-// behind WaitForRest. Where nothing is left to copy, CopyNothing
-// instead of CopyBoth, so that the number of fills is the same on all paths. All lanes call all
-// functions, and have passed a __syncwarp behind the last read of what was in the stage.
+// Filling: CopyFirst and later CopyRest for each stage in the order 0, 1, ..., stages - 1, 0, ...
+// The first time instead StartFirst of each stage, when where the rest comes from is not known yet,
+// and StartRests, by cp.async behind all StartFirst, because it makes the groups; the rest may be
+// read behind WaitForRest. Where nothing is left to copy, CopyNothing instead, so that the number
+// of fills is the same on all paths. All lanes call all functions, and have passed a __syncwarp
+// behind the last use of what was in that part of the stage.
 template <bool kBulk>
 class StageRing;
 
@@ -66,12 +66,15 @@ class StageRing<true> {
     }
     Wait(stage);
   }
-  __device__ void CopyBoth(int stage, const uint8_t* source, uint32_t bytes,
-                           const uint8_t* rest_source, uint32_t rest_bytes) {
+  __device__ void CopyFirst(int stage, const uint8_t* source, uint32_t bytes) {
     if (!ElectLane()) return;
-    ArriveExpecting(Barrier(stage), bytes + rest_bytes);
+    ExpectMore(Barrier(stage), bytes);
     Copy(stage, 0, source, bytes, Barrier(stage));
-    if (rest_bytes != 0) Copy(stage, bytes, rest_source, rest_bytes, Barrier(stage));
+  }
+  __device__ void CopyRest(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
+    if (!ElectLane()) return;
+    ArriveExpecting(Barrier(stage), bytes);
+    if (bytes != 0) Copy(stage, offset, source, bytes, Barrier(stage));
   }
   __device__ void CopyNothing() {}
 
@@ -124,10 +127,11 @@ class StageRing<false> {
     WaitForCopiesAllBut<0>();
     __syncwarp();
   }
-  __device__ void CopyBoth(int stage, const uint8_t* source, uint32_t bytes,
-                           const uint8_t* rest_source, uint32_t rest_bytes) {
+  __device__ void CopyFirst(int stage, const uint8_t* source, uint32_t bytes) {
     Copy(Address(stage), source, bytes);
-    Copy(Address(stage) + bytes, rest_source, rest_bytes);
+  }
+  __device__ void CopyRest(int stage, uint32_t offset, const uint8_t* source, uint32_t bytes) {
+    Copy(Address(stage) + offset, source, bytes);
     CommitCopies();
   }
   // An empty group, so that "all but the newest n groups" keeps its meaning at the end.

@@ -25,11 +25,11 @@ T ReadAt(const std::vector<uint8_t>& bytes, int64_t at) {
 }
 
 // Checks the dense part of one chunk.
-void ExpectChunk(const UnpackTables& tables, const PackedLinear& packed, const Int4Weight& weight,
-                 int64_t base, int64_t first_n, int64_t first_k) {
+void ExpectChunk(const PackedLinear& packed, const Int4Weight& weight, int64_t base,
+                 int64_t first_n, int64_t first_k) {
   const PackedLayout& layout = packed.layout;
   for (uint32_t index = 0; index < kCodeBytes / 4; ++index) {
-    const uint32_t codes = ReadAt<uint32_t>(packed.bytes, base + 4 * index) ^ tables.code_flip;
+    const uint32_t codes = ReadAt<uint32_t>(packed.bytes, base + 4 * index);
     const uint32_t pair = index / 128;
     const uint32_t lane = index / 4 % 32;
     const uint32_t word = index % 4;
@@ -93,7 +93,7 @@ TEST(UnpackTablesTest, GiveBackTheCanonicalWeight) {
           const int64_t unit = strip * packed.layout.num_units + i;
           const int64_t chunk_bytes = packed.layout.unit_dense_bytes / kUnitChunks;
           for (int64_t chunk = 0; chunk < kUnitChunks; ++chunk) {
-            ExpectChunk(tables, packed, *part.int4,
+            ExpectChunk(packed, *part.int4,
                         unit * packed.layout.unit_dense_bytes + chunk * chunk_bytes,
                         strip * kStripN, i * kUnitK + chunk * kChunkK);
           }

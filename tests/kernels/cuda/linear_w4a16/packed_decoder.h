@@ -43,18 +43,18 @@ class PackedDecoder {
     const int64_t chunk = k % kUnitK / kChunkK;
     const int64_t base = unit * layout_.unit_dense_bytes +
                          chunk * ChunkDenseBytes(layout_.groups_per_chunk, layout_.has_zeros);
-    const int64_t channel = n % kStripN;  // = 4g + 2 * block + row / 8
+    const int64_t channel = n % kStripN;  // = 4g + 2 * block + half
     const int64_t block = channel % 4 / 2;
     const int64_t k16 = k % kChunkK / 16;  // step inside the chunk
-    const int64_t in_step = k % 16;        // = 4t + h + 2 * (r / 2)
+    const int64_t in_step = k % 16;        // = 4t + i + 2 * (r / 2)
     const int64_t g = channel / 4;
     const int64_t t = in_step / 4;
-    const int64_t h = in_step % 2;
-    const int64_t r = in_step % 4 / 2 * 2 + channel % 2;
-    const int64_t word_index = k16 % 2 * 2 + block;
+    const int64_t i = in_step % 2;
+    const int64_t r = in_step % 4 / 2 * 2 + block;
+    const int64_t word_index = k16 % 2 * 2 + channel % 2;
     const auto word = Read<uint32_t>(base + k16 / 2 * 512 + (4 * g + t) * 16 + word_index * 4);
     DecodedWeight weight;
-    weight.code = static_cast<int>(word >> (4 * r + 16 * h) & 0xf) ^ 8;
+    weight.code = static_cast<int>(word >> (4 * r + 16 * i) & 0xf);
     const int64_t group = k % kChunkK / (kChunkK / layout_.groups_per_chunk);
     const int64_t entry = group * kGroupScaleBytes + channel * 2;
     weight.scale = Read<uint16_t>(base + kCodeBytes + entry);
@@ -122,7 +122,7 @@ class PackedDecoder {
       const int64_t channel = row % 8 * 4 + block * 2 + row / 8;
       out.push_back({unit / layout_.num_units * kStripN + channel,
                      unit % layout_.num_units * kUnitK + feature_of_row_[position >> 4 & 0xff],
-                     value});
+                     static_cast<uint16_t>(value + (60 << 7))});  // stored times 2^-60
     }
     EXPECT_LT(num_padding, kSlotsPerQuad);
     const int64_t trailer = at + num_quads * kQuadBytes;

@@ -143,10 +143,10 @@ TEST(PlanTest, PartsOfSharedMemoryAreAlignedAndDoNotOverlap) {
     const LinearPlan plan = ChooseLinearPlan(layout, m, device);
     ASSERT_GE(plan.num_splits, 1);
     const SharedLayout shared = LayOutShared(layout, plan, BatchBlocks(m));
-    const std::vector<uint32_t> starts = {
-        kSharedHeadBytes,         shared.sums_offset,       shared.scales_offset,
-        shared.digits_offset,     shared.x_offset,          shared.first_slots_offset,
-        shared.join_slots_offset, shared.part_slots_offset, shared.ring_offset};
+    const std::vector<uint32_t> starts = {kSharedHeadBytes,         shared.starts_offset,
+                                          shared.x_offset,          shared.first_slots_offset,
+                                          shared.join_slots_offset, shared.part_slots_offset,
+                                          shared.ring_offset};
     EXPECT_TRUE(std::is_sorted(starts.begin(), starts.end()));
     for (const uint32_t start : starts) EXPECT_EQ(start % 16, 0u);
     EXPECT_EQ(shared.ring_offset, PlanFixedSharedBytes(layout, plan, m));
