@@ -69,7 +69,7 @@ void ReadOutliers(const UnpackTables& tables, const PackedLinear& packed, int64_
       const auto position = ReadAt<uint16_t>(packed.bytes, quad + 2 * slot);
       const int place = tables.slot_place[position];
       const auto at = std::pair(first_n + (place >> kSlotPlaceBits), first_k + place % kUnitK);
-      EXPECT_TRUE(outliers->emplace(at, value).second) << "twice";
+      EXPECT_TRUE(outliers->emplace(at, value + (kOutlierExponent << 7)).second) << "twice";
     }
   }
 }
