@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/linear_w4a16/shared_layout.h"
+
 namespace flashquant::cuda {
 namespace {
 
@@ -42,11 +44,12 @@ ManyRowsLayout LayOutManyRows(const PackedLayout& layout, int tile_rows, int sha
   const int64_t outliers = layout.max_outlier_bytes;
   // As many stages as the longest record leaves room for; with two, long records go without.
   for (int stages = kMaxRawStages; stages >= 2; --stages) {
-    const int64_t strip =
-        (left / (stages * kTileStrips) - int64_t{sizeof(OutlierRef)}) / kQuadBytes * kQuadBytes;
+    const int64_t strip = (left / (stages * kTileStrips) - int64_t{sizeof(OutlierRef)}) /
+                          kCopyAlignment * kCopyAlignment;
     if (strip < (stages > 2 ? dense + outliers : dense)) continue;
     shared.outlier_room = static_cast<uint32_t>(std::min(strip - dense, outliers));
-    shared.raw_strip_bytes = static_cast<uint32_t>(dense) + shared.outlier_room;
+    shared.raw_strip_bytes =
+        RoundUp(static_cast<uint32_t>(dense) + shared.outlier_room, kCopyAlignment);
     const auto slots = static_cast<uint32_t>(stages * kTileStrips);
     shared.refs_offset = shared.raw_offset + slots * shared.raw_strip_bytes;
     shared.barrier_offset = shared.refs_offset + slots * uint32_t{sizeof(OutlierRef)};

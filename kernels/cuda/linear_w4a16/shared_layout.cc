@@ -70,6 +70,7 @@ SharedLayout LayOutShared(const PackedLayout& layout, const LinearPlan& plan, in
     out.ring_offset = out.part_slots_offset +
                       static_cast<uint32_t>(slots.shared_strips * slots.parts) * slot_bytes;
   }
+  out.ring_offset = RoundUp(out.ring_offset, kCopyAlignment);
   return out;
 }
 

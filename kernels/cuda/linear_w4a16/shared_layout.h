@@ -43,7 +43,7 @@ constexpr uint32_t JoinGroups(int ranks) {
 
 // Bytes from the start of shared memory; barriers come first.
 struct SharedLayout {
-  uint32_t ring_offset = 0;         // the last part
+  uint32_t ring_offset = 0;         // the last part, at a multiple of kCopyAlignment
   uint32_t starts_offset = 0;       // [chunk][group][batch block]: kStartBytes
   uint32_t x_offset = 0;            // BF16 [batch block][chunk][128][8]
   uint32_t x_block_pitch = 0;       // bytes of one batch block
@@ -52,14 +52,18 @@ struct SharedLayout {
   uint32_t part_slots_offset = 0;   // the same
 };
 
+inline constexpr uint32_t kCopyAlignment = 128;
+
 constexpr uint32_t RoundUp(uint32_t value, uint32_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// A stage: a unit's dense bytes and the first piece of its outliers.
+// A stage: a unit's dense bytes and the first piece of its outliers. Copies to places that are not
+// at a multiple of 128 bytes take longer.
 inline uint32_t StageBytes(const PackedLayout& layout) {
-  return static_cast<uint32_t>(layout.unit_dense_bytes +
-                               std::min(layout.max_outlier_bytes, kMaxPieceBytes));
+  return RoundUp(static_cast<uint32_t>(layout.unit_dense_bytes +
+                                       std::min(layout.max_outlier_bytes, kMaxPieceBytes)),
+                 kCopyAlignment);
 }
 
 // How many slots a warp has for all ranks' sums of its whole strips, and for how many strips it may

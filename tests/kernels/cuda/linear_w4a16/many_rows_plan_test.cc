@@ -54,9 +54,11 @@ TEST(ManyRowsLayoutTest, PartsFollowEachOtherAligned) {
     EXPECT_EQ(shared.x_offset % 1024, 0u);
     EXPECT_EQ(XHalfBytes(tile_rows) % 1024, 0u);
     EXPECT_EQ(shared.raw_offset, shared.x_offset + stages_of_x * XHalfBytes(tile_rows));
-    EXPECT_EQ(shared.raw_strip_bytes % 16, 0u);
-    EXPECT_EQ(shared.raw_strip_bytes,
-              static_cast<uint32_t>(layout.unit_dense_bytes) + shared.outlier_room);
+    // Copies to other places take longer.
+    EXPECT_EQ((shared.raw_offset | shared.raw_strip_bytes) % 128, 0u);
+    const uint32_t used = static_cast<uint32_t>(layout.unit_dense_bytes) + shared.outlier_room;
+    EXPECT_GE(shared.raw_strip_bytes, used);
+    EXPECT_LT(shared.raw_strip_bytes, used + 128);
     EXPECT_EQ(shared.refs_offset, shared.raw_offset + slots * shared.raw_strip_bytes);
     EXPECT_EQ(shared.barrier_offset, shared.refs_offset + slots * 8);
     EXPECT_EQ(shared.barrier_offset % 8, 0u);

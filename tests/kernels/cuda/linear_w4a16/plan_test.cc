@@ -150,6 +150,7 @@ TEST(PlanTest, PartsOfSharedMemoryAreAlignedAndDoNotOverlap) {
     EXPECT_TRUE(std::is_sorted(starts.begin(), starts.end()));
     for (const uint32_t start : starts) EXPECT_EQ(start % 16, 0u);
     EXPECT_EQ(shared.ring_offset, PlanFixedSharedBytes(layout, plan, m));
+    EXPECT_EQ((shared.ring_offset | StageBytes(layout)) % 128, 0u) << "copies' places";
   });
 }
 
