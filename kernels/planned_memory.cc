@@ -15,7 +15,10 @@ constexpr int64_t kUnitN = 32;
 constexpr int64_t kUnitK = 256;
 constexpr int64_t kCodeBytes = kUnitN * kUnitK / 2;
 constexpr int64_t kRefBytes = 8;
-constexpr int64_t kTrailerBytes = 16;
+// Of a unit's outliers, besides them: a trailer and, in the mean, what is missing to a multiple of
+// 128.
+constexpr int64_t kRecordEndBytes = 16 + 56;
+constexpr int64_t kRecordAlignment = 128;
 
 constexpr int64_t kCublasBytes = int64_t{32} << 20;
 // What the driver takes for kernels once they run, cuBLAS's among them: code, stacks. Measured on
@@ -34,8 +37,8 @@ int64_t FusedBytes(const PlannedPart& part) {
   const int64_t groups = part.group_size < 128 ? kUnitK / part.group_size : 2;
   const int64_t scales = groups * kUnitN * kBFloat16Bytes * (part.symmetric ? 1 : 2);
   const int64_t outliers =
-      part.outlier_records == 0 ? 0 : 16 * part.outlier_records + units * kTrailerBytes;
-  return units * (kCodeBytes + scales + kRefBytes) + outliers;
+      part.outlier_records == 0 ? 0 : 16 * part.outlier_records + units * kRecordEndBytes;
+  return units * (kCodeBytes + scales) + RoundUp(units * kRefBytes, kRecordAlignment) + outliers;
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ PackedLinear JoinPacked(const std::vector<PackedLinear>& parts) {
   }
   layout.index_offset = NumUnits(layout) * layout.unit_dense_bytes;
   layout.outliers_offset =
-      layout.index_offset + RoundUp<int64_t>(NumUnits(layout) * int64_t{sizeof(OutlierRef)}, 16);
+      layout.index_offset +
+      RoundUp<int64_t>(NumUnits(layout) * int64_t{sizeof(OutlierRef)}, kRecordAlignment);
   layout.num_bytes = layout.outliers_offset + outlier_bytes;
   joined.bytes.resize(static_cast<size_t>(layout.num_bytes));
   uint8_t* dense = joined.bytes.data();

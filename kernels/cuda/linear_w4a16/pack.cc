@@ -137,7 +137,7 @@ class Packer {
     uint32_t most = 0;
     for (OutlierRef& ref : index) {
       ref.offset = offset;
-      offset += ref.num_16bytes;
+      offset += AlignedRecord(ref.num_16bytes);
       most = std::max(most, ref.num_16bytes);
     }
     layout_.max_outlier_bytes = static_cast<int32_t>(most * 16);
@@ -221,8 +221,9 @@ PackedLayout DenseLayout(const Int4Arrays& weight) {
       kUnitChunks * ChunkDenseBytes(layout.groups_per_chunk, layout.has_zeros);
   const int64_t units = int64_t{layout.num_strips} * layout.num_units;
   layout.index_offset = units * layout.unit_dense_bytes;
-  layout.outliers_offset =
-      layout.index_offset + (units * static_cast<int64_t>(sizeof(OutlierRef)) + 15) / 16 * 16;
+  const int64_t index_bytes = units * static_cast<int64_t>(sizeof(OutlierRef));
+  layout.outliers_offset = layout.index_offset + (index_bytes + kRecordAlignment - 1) /
+                                                     kRecordAlignment * kRecordAlignment;
   layout.num_bytes = layout.outliers_offset;
   return layout;
 }

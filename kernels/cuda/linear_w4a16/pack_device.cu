@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(kScanThreads)
     const int64_t i = begin + threadIdx.x;
     const uint32_t size = i < count ? index[i].num_16bytes : 0;
     most = max(most, size);
-    uint32_t sum = size;
+    const uint32_t aligned = AlignedRecord(size);
+    uint32_t sum = aligned;
     for (int distance = 1; distance < 32; distance *= 2) {
       const uint32_t other = __shfl_up_sync(kAllLanes, sum, static_cast<unsigned>(distance));
       if (lane >= distance) sum += other;
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(kScanThreads)
       if (w < warp) before += warp_sums[w];
       total += warp_sums[w];
     }
-    if (i < count) index[i].offset = before + sum - size;
+    if (i < count) index[i].offset = before + sum - aligned;
   }
   atomicMax(&most_of_all, most);
   __syncthreads();
@@ -238,7 +239,7 @@ __device__ void WritePiece(PieceBuffer& piece, int first, int slots, uint8_t* ou
 
 __global__ void __launch_bounds__(32 * kUnitWarps)
     PackOutliersKernel(TileCooPointers outliers, PackedLayout layout, const OutlierRef* index,
-                       uint8_t* out) {
+                       uint8_t* records) {
   __shared__ PieceBuffer buffers[kUnitWarps];
   PieceBuffer& piece = buffers[threadIdx.x / 32];
   const int64_t id = int64_t{blockIdx.x} * kUnitWarps + threadIdx.x / 32;
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(32 * kUnitWarps)
   if (index[id].num_16bytes == 0) return;
   const int strip = static_cast<int>(id / layout.num_units);
   const int unit = static_cast<int>(id % layout.num_units);
-  out += int64_t{index[id].offset} * 16;
+  uint8_t* out = records + int64_t{index[id].offset} * 16;
   const BlockCounts counts = VisitSlots(outliers, layout.k, strip, unit, [](int, int, uint32_t) {});
   for (int begin = 0; begin < counts.total(); begin += kMaxPieceSlots) {
     const int size = min(counts.total() - begin, kMaxPieceSlots);
@@ -257,6 +258,11 @@ __global__ void __launch_bounds__(32 * kUnitWarps)
     __syncwarp();
     WritePiece(piece, max(0, min(counts.of(0) - begin, size)), size, out);
     out += kMaxPieceBytes;
+  }
+  const uint32_t end = index[id].offset + index[id].num_16bytes;
+  const uint32_t next = index[id].offset + AlignedRecord(index[id].num_16bytes);
+  for (uint32_t i = end + threadIdx.x % 32; i < next; i += 32) {
+    reinterpret_cast<uint4*>(records)[i] = {};
   }
 }
 

@@ -17,7 +17,8 @@
 //    two bytes under the mask 0x00ff00ff are half a row of a BF16 MMA's A fragment (dense.cuh).
 //    Scales and zero points: BF16, by channel.
 // 2. Index: one OutlierRef per unit.
-// 3. Outliers: per unit one record, in pieces of at most kMaxPieceBytes: quads of four slots
+// 3. Outliers: per unit one record at a multiple of kRecordAlignment, which memory is faster at, in
+//    pieces of at most kMaxPieceBytes: quads of four slots
 //    (16 bytes: u16 positions, then BF16 values times 2^-60), first those of block 0, then those of
 //    block 1, then a trailer quad: u16 byte offset of the quad in which block 1 begins, u16 bytes
 //    of the longer block's quads, then zeros, so that it can be read as a quad of nothing. A unit
@@ -41,7 +42,8 @@ inline constexpr int kUnitChunks = 2;
 inline constexpr int kUnitK = kUnitChunks * kChunkK;
 inline constexpr int kBlocksPerStrip = 2;
 inline constexpr int kCodeBytes = kStripN * kChunkK / 2;
-inline constexpr int kOutlierExponent = 60;  // values are stored times 2^-60
+inline constexpr int kRecordAlignment = 128;  // of outlier records; what follows one is zeros
+inline constexpr int kOutlierExponent = 60;   // values are stored times 2^-60
 inline constexpr int kGroupScaleBytes = kStripN * 2;
 inline constexpr int kSlotsPerQuad = 4;
 inline constexpr int kQuadBytes = 16;
@@ -62,6 +64,12 @@ FQ_HOST_DEVICE constexpr uint32_t RowOf(uint32_t channel) { return channel / 4 +
 // 16, then the others).
 FQ_HOST_DEVICE constexpr uint32_t XRow(uint32_t feature) {
   return (feature & ~14u) | (feature >> 1 & 6) | (feature << 2 & 8);
+}
+
+// Of a record, in 16 bytes, with the zeros that follow it.
+FQ_HOST_DEVICE constexpr uint32_t AlignedRecord(uint32_t num_16bytes) {
+  constexpr uint32_t kMultiple = kRecordAlignment / 16;
+  return (num_16bytes + kMultiple - 1) / kMultiple * kMultiple;
 }
 
 // Where a unit's outliers are: pieces of kMaxPieceBytes and a last, shorter one.

@@ -1,6 +1,7 @@
 // Tests of the host packer: an independent decoder must find the canonical arrays again in its
 // bytes, everything else must be zero, and the bytes may depend on nothing but the arrays.
 #include "kernels/cuda/linear_w4a16/pack.h"
+#include "kernels/cuda/linear_w4a16/pack_rules.h"
 
 #include <algorithm>
 #include <array>
@@ -91,13 +92,17 @@ void ExpectSoundLayout(const PackedLinear& packed, const PackedDecoder& decoder)
   const PackedLayout& layout = packed.layout;
   EXPECT_EQ(layout.num_bytes, static_cast<int64_t>(packed.bytes.size()));
   EXPECT_EQ(layout.index_offset % 16, 0);
-  EXPECT_EQ(layout.outliers_offset % 16, 0);
+  EXPECT_EQ(layout.outliers_offset % kRecordAlignment, 0);
   int64_t next = 0;
   int64_t most = 0;
   for (int64_t unit = 0; unit < int64_t{layout.num_strips} * layout.num_units; ++unit) {
     const OutlierRef ref = decoder.Ref(unit);
     EXPECT_TRUE(ref.num_16bytes == 0 || ref.offset == next) << "unit " << unit;
-    next += ref.num_16bytes;
+    const int64_t end = layout.outliers_offset + (next + ref.num_16bytes) * 16;
+    next += (ref.num_16bytes + 7) / 8 * 8;  // multiples of 128 bytes
+    for (int64_t i = end; i < layout.outliers_offset + next * 16; ++i) {
+      EXPECT_EQ(packed.bytes[static_cast<size_t>(i)], 0) << "behind unit " << unit;
+    }
     most = std::max<int64_t>(most, int64_t{ref.num_16bytes} * 16);
   }
   EXPECT_EQ(layout.outliers_offset + next * 16, layout.num_bytes);
@@ -172,6 +177,18 @@ TEST(PackTest, ALayerWithoutOutliersEndsAfterItsIndex) {
   const PackedLinear packed = ExpectRoundTrip(MakeProblem(spec, kThreads));
   EXPECT_EQ(packed.layout.max_outlier_bytes, 0);
   EXPECT_EQ(packed.layout.num_bytes, packed.layout.outliers_offset);
+}
+
+TEST(PackTest, OutliersThatWouldBeTooSmallToStoreAreLeftOut) {
+  // BF16 bits; a value is stored times 2^-60, and kept while that is a normal number.
+  EXPECT_EQ(StoredOutlier(0x3f80), 0x3f80 - (60 << 7));  // 1
+  EXPECT_EQ(StoredOutlier(0xbfc1), 0xbfc1 - (60 << 7));
+  EXPECT_EQ(StoredOutlier(61 << 7 | 5), 1 << 7 | 5);  // the smallest exponent that stays
+  EXPECT_EQ(StoredOutlier(60 << 7 | 127), 0);
+  EXPECT_EQ(StoredOutlier(0x8000 | 60 << 7), 0) << "not -0, which would be a slot";
+  EXPECT_EQ(StoredOutlier(0x0001), 0);
+  EXPECT_EQ(StoredOutlier(0x7f80), 0x7f80) << "infinity";
+  EXPECT_EQ(StoredOutlier(0xffc0), 0xffc0) << "not a number";
 }
 
 TEST(PackTest, CrowdedUnitsAreCutIntoPieces) {
