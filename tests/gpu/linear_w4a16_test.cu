@@ -198,7 +198,50 @@ void CheckRowIndependence() {
   }
 }
 
-// Features so small that their reciprocals are infinite count as zeros, also where sums of x enter.
+// BF16 bits times 2^exponent; a zero stays one.
+uint16_t Scaled(uint16_t bits, int exponent) {
+  return (bits & 0x7fff) == 0 ? bits : static_cast<uint16_t>(bits + exponent * 128);
+}
+
+// x times a power of two gives y times it, bit for bit: no step leaves the range of its numbers.
+void CheckScaledFeatures(bool zero_points) {
+  ProblemSpec spec;
+  spec.k = 512;
+  spec.n = 64;
+  spec.zero_points = zero_points;
+  spec.density = 0.02;
+  Case c(spec);
+  const std::vector<uint16_t> x = c.x().ToHost();
+  const auto product = [&](const std::vector<uint16_t>& of, const Planned& plan, int m) {
+    FQ_CUDA_OK(cudaMemcpy(c.x().get(), of.data(), c.x().bytes(), cudaMemcpyHostToDevice));
+    FQ_CUDA_OK(Launch(c.Params(plan, m, {})));
+    return c.y().ToHost();
+  };
+  for (int m : {1, 16, 32}) {
+    Planned plan = Choose(c, m);
+    const std::vector<uint16_t> y = product(x, plan, m);
+    for (int exponent : {-20, 40}) {
+      std::vector<uint16_t> scaled = x;
+      for (int row = 0; row < m; ++row) {
+        for (int k = 0; k < spec.k; ++k) {
+          uint16_t& value = scaled[static_cast<size_t>(row * c.x_stride() + k)];
+          value = Scaled(value, exponent);
+        }
+      }
+      const std::vector<uint16_t> found = product(scaled, plan, m);
+      bool same = true;
+      for (int row = 0; row < m; ++row) {
+        for (int n = 0; n < spec.n; ++n) {
+          const auto at = static_cast<size_t>(row * c.y_stride() + n);
+          same = same && found[at] == Scaled(y[at], exponent);
+        }
+      }
+      Check(same, "x times 2^" + std::to_string(exponent) + " at m " + std::to_string(m));
+    }
+  }
+}
+
+// Features so small that they count as zeros are no trouble beside others.
 void CheckTinyFeatures() {
   ProblemSpec spec;
   spec.k = 256;
@@ -255,6 +298,8 @@ int Main(bool quick) {
     CheckRepeats(1000, true);
     CheckRepeats(1000, false);
     CheckRowIndependence();
+    CheckScaledFeatures(false);
+    CheckScaledFeatures(true);
     CheckTinyFeatures();
     CheckRefusals();
   }
