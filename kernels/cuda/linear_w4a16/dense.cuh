@@ -58,8 +58,9 @@ __device__ __forceinline__ void LoadStart(uint32_t address, float (&start)[4]) {
   for (int j = 0; j < 4; ++j) start[j] = __uint_as_float(WordOf(words, j));
 }
 
-// acc += scale * sum for a block and batch block. `zero_pair`: 128 + z of channels g and g + 8,
-// used with zero points, `eights`: what the sums begin with for eights.
+// acc += scale * sum for a block and batch block. With zero points, `zero_pair` is 128 + z of
+// channels g and g + 8, `eights` what block 0's sums began with, and `zero_unit` the sum's unit
+// over eight.
 template <bool kZeros>
 __device__ __forceinline__ void AddScaled(const float2& scales, uint32_t zero_pair,
                                           const float (&eights)[4], float zero_unit,
@@ -75,28 +76,6 @@ __device__ __forceinline__ void AddScaled(const float2& scales, uint32_t zero_pa
   }
 }
 
-// What a lane needs of a chunk's packed weight.
-template <int kGroups, bool kZeros>
-struct ChunkWeight {
-  uint4 codes[4];  // of a pair of k16 steps each
-  uint2 scales[kGroups];
-  uint2 zeros[kZeros ? kGroups : 1];
-
-  // `record`: shared address of the chunk.
-  __device__ __forceinline__ void Load(uint32_t record, int lane) {
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      codes[pair] = LoadShared16(record + pair * 512 + lane * 16);
-    }
-    const uint32_t from = record + kCodeBytes + (lane >> 2) * 8;
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      scales[group] = LoadShared8(from + group * kGroupScaleBytes);
-      if (kZeros) zeros[group] = LoadShared8(from + (kGroups + group) * kGroupScaleBytes);
-    }
-  }
-};
-
 // Adds the chunk at shared address `record` to `acc`. `x`: shared address of the chunk in batch
 // block 0, at the lane's row (LaneXRow); `starts`: shared address of the chunk's starts of sums.
 template <int kBatchBlocks, int kGroups, bool kZeros>
@@ -105,34 +84,37 @@ __device__ __forceinline__ void AddDense(const KernelArgs& args, uint32_t record
                                          Accumulators<kBatchBlocks>& acc) {
   constexpr int kPairs = 4 / kGroups;  // pairs of k16 steps in a group
   const uint32_t lane_starts = starts + (lane & 3) * 16;
-  // Everything that fits is loaded before the first use: a warp has nothing else to hide latency.
-  ChunkWeight<kGroups, kZeros> weight;
-  weight.Load(record, lane);
+  const uint32_t scales = record + kCodeBytes + (lane >> 2) * 8;
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
+    const uint32_t group_starts = lane_starts + group * kBatchBlocks * kStartBytes;
+    // Everything that fits is loaded before the first use: a warp has nothing else to hide latency.
+    uint4 codes[kPairs];
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      codes[i] = LoadShared16(record + (group * kPairs + i) * 512 + lane * 16);
+    }
     float start[kBlocksPerStrip][kBatchBlocks][4];
     float part[kBlocksPerStrip][kBatchBlocks][4];
 #pragma unroll
     for (int nb = 0; nb < kBatchBlocks; ++nb) {
 #pragma unroll
       for (int block = 0; block < kBlocksPerStrip; ++block) {
-        LoadStart(lane_starts + (group * kBatchBlocks + nb) * kStartBytes + block * 64,
-                  start[block][nb]);
+        LoadStart(group_starts + nb * kStartBytes + block * 64, start[block][nb]);
       }
     }
 #pragma unroll
-    for (int pair = group * kPairs; pair < (group + 1) * kPairs; ++pair) {
+    for (int pair = 0; pair < kPairs; ++pair) {
       uint32_t b[kBatchBlocks][4];
 #pragma unroll
       for (int nb = 0; nb < kBatchBlocks; ++nb) {
-        LdMatrixX4Trans(b[nb], x + pair * 512 + nb * args.shared.x_block_pitch);
+        LdMatrixX4Trans(b[nb], x + (group * kPairs + pair) * 512 + nb * args.shared.x_block_pitch);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const bool begins = pair == group * kPairs && half == 0;
-        const uint4& codes = weight.codes[pair];
+        const bool begins = pair == 0 && half == 0;
         uint32_t a[kBlocksPerStrip][4];
-        ExpandCodes(WordOf(codes, 2 * half), WordOf(codes, 2 * half + 1), a[1], a[0]);
+        ExpandCodes(WordOf(codes[pair], 2 * half), WordOf(codes[pair], 2 * half + 1), a[1], a[0]);
 #pragma unroll
         for (int block = 0; block < kBlocksPerStrip; ++block) {
 #pragma unroll
@@ -143,16 +125,20 @@ __device__ __forceinline__ void AddDense(const KernelArgs& args, uint32_t record
         }
       }
     }
-    const float2 scale0 = SumScales(weight.scales[group].x, kBlockScale0);
-    const float2 scale1 = SumScales(weight.scales[group].y, kBlockScale1);
-    const uint2 zeros = weight.zeros[kZeros ? group : 0];
+    const uint2 scale_words = LoadShared8(scales + group * kGroupScaleBytes);
+    const float2 scale0 = SumScales(scale_words.x, kBlockScale0);
+    const float2 scale1 = SumScales(scale_words.y, kBlockScale1);
+    uint2 zeros = {0, 0};
+    if (kZeros) zeros = LoadShared8(scales + (kGroups + group) * kGroupScaleBytes);
 #pragma unroll
     for (int nb = 0; nb < kBatchBlocks; ++nb) {
       float second[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) second[j] = part[1][nb][j] - part[0][nb][j];
-      AddScaled<kZeros>(scale0, zeros.x, start[0][nb], 0.125f, part[0][nb], acc[0][nb]);
-      AddScaled<kZeros>(scale1, zeros.y, start[0][nb], 2.0f, second, acc[1][nb]);
+      float eights[4] = {};  // loaded again, not kept: there are no registers for it
+      if (kZeros) LoadStart(group_starts + nb * kStartBytes, eights);
+      AddScaled<kZeros>(scale0, zeros.x, eights, 0.125f, part[0][nb], acc[0][nb]);
+      AddScaled<kZeros>(scale1, zeros.y, eights, 2.0f, second, acc[1][nb]);
     }
   }
 }

@@ -202,11 +202,16 @@ __device__ __forceinline__ void RunUnits(const KernelArgs& args, const BlockShar
     };
     if (outliers != 0 && i != 0) load_first_round();
     const bool refill = i + args.stages < num_run;
+    // With several groups and 16 rows, two chunks in one piece would not fit the registers.
+    constexpr int kAtOnce = kGroups == 1 || kBatchBlocks != 2 ? kUnitChunks : 1;
+#pragma unroll 1
+    for (uint32_t first = 0; first < kUnitChunks; first += kAtOnce) {
 #pragma unroll
-    for (uint32_t c = 0; c < kUnitChunks; ++c) {
-      AddChunk<kBatchBlocks, kGroups, kZeros>(args, record + c * chunk_bytes,
-                                              static_cast<uint32_t>(at.unit) * kUnitChunks + c,
-                                              shared_base, lane_x_row, lane, acc);
+      for (uint32_t c = first; c < first + kAtOnce; ++c) {
+        AddChunk<kBatchBlocks, kGroups, kZeros>(args, record + c * chunk_bytes,
+                                                static_cast<uint32_t>(at.unit) * kUnitChunks + c,
+                                                shared_base, lane_x_row, lane, acc);
+      }
     }
     if (kEarlyRefill) {
       __syncwarp();
