@@ -19,7 +19,8 @@ struct PlannedPart {
 };
 
 // Bytes that PackLinear of these parts takes. INT4: the fused kernel's form, whose outliers are
-// counted as stored, null slots included.
+// counted as stored, null slots included, and their padding as it is in the mean: within 1% below
+// and 2% above.
 int64_t PlannedWeightBytes(std::span<const PlannedPart> parts);
 
 // What the backend holds besides weights and the caller's buffers: what the driver takes for its

@@ -52,9 +52,9 @@ int64_t LinearW4A16WorkspaceBytes(const PackedLayout& layout, const LinearPlan& 
 // limits above; cudaErrorInvalidConfiguration when the plan does not fit in shared memory; launch
 // errors as they come. Does not synchronise; may be captured into a graph. Deterministic: the same
 // plan and inputs give the same bits, and a row of y does not depend on the other rows of x. x must
-// be finite and less than 2^67: a row with more, an infinity or NaN gives NaNs and infinities, the
-// signs of which mean nothing. Where a group's sums are less than 2^-53 they lose digits
-// (dense.cuh). Source: paper sections on the fused kernel; design "kernel".
+// be finite and less than 2^61, scales less than 2^55: a row with more, an infinity or NaN gives
+// NaNs and infinities, the signs of which mean nothing. Where a group's sums are less than 2^-53
+// they lose digits (dense.cuh). Source: paper sections on the fused kernel; design "kernel".
 cudaError_t LaunchLinearW4A16(const LinearW4A16Params& params, cudaStream_t stream);
 
 // The same product by a kernel for many rows, which dequantises a weight once for up to 128 of

@@ -172,6 +172,33 @@ void CheckPlans(bool quick) {
   }
 }
 
+// Records of several pieces, in runs much longer than a ring: what is copied again and again to one
+// place, between the two copies of a refill.
+void CheckLongRecords() {
+  ProblemSpec spec;
+  spec.k = 2056;
+  spec.n = 392;
+  spec.group_size = -1;
+  spec.density = 0.02;
+  spec.layout = OutlierLayout::kHotTile;
+  spec.tile_n = 128;
+  spec.tile_k = 256;
+  Case c(spec);
+  cuda::LinearPlan plan;
+  plan.num_ranks = 1;
+  plan.num_splits = 1;
+  for (int warps : {1, 4}) {
+    plan.num_warps = warps;
+    Planned planned(c.layout(), plan, Case::kMaxM);
+    for (int m : {8, 16, 32}) {
+      if (!FitsDevice(c, plan, m)) continue;
+      const std::string what = "long records, warps " + std::to_string(warps);
+      c.Verify(planned, m, {cuda::CopyPath::kAuto, true, 0, 32}, what);
+      c.Verify(planned, m, {cuda::CopyPath::kCpAsync, false, 0, 32}, what);
+    }
+  }
+}
+
 void CheckRepeats(int repeats, bool clusters) {
   for (int m : {8, 16, 32}) {
     ProblemSpec spec;
@@ -292,6 +319,7 @@ int Main(bool quick) {
   const double start = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
   CheckLayouts(quick);
   CheckPlans(quick);
+  CheckLongRecords();
   if (!quick) {
     CheckShapes();
     CheckGroupsAndDensities();

@@ -1,6 +1,5 @@
 // The sizes that a memory plan takes for the fused kernel's form against those of real packed
-// layers: exact without outliers, and close above with them, whose padding depends on where they
-// are.
+// layers: exact without outliers, and close with them, whose padding depends on where they are.
 #include "kernels/planned_memory.h"
 
 #include <vector>
