@@ -32,10 +32,7 @@ PackedLinear JoinPacked(const std::vector<PackedLinear>& parts) {
     layout.max_outlier_bytes = std::max(layout.max_outlier_bytes, part.layout.max_outlier_bytes);
     outlier_bytes += part.layout.num_bytes - part.layout.outliers_offset;
   }
-  layout.index_offset = NumUnits(layout) * layout.unit_dense_bytes;
-  layout.outliers_offset =
-      layout.index_offset +
-      RoundUp<int64_t>(NumUnits(layout) * int64_t{sizeof(OutlierRef)}, kRecordAlignment);
+  SetOffsets(&layout);
   layout.num_bytes = layout.outliers_offset + outlier_bytes;
   joined.bytes.resize(static_cast<size_t>(layout.num_bytes));
   uint8_t* dense = joined.bytes.data();

@@ -72,34 +72,16 @@ __device__ __forceinline__ void TradeHalves(int lane, uint32_t (&v)[4][4]) {
 }
 
 // Over the four lanes of a row.
-template <typename Value>
-__device__ __forceinline__ Value RowSum(Value v) {
+__device__ __forceinline__ float RowSum(float v) {
   v += __shfl_xor_sync(0xffffffffu, v, 1);
   return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }
 
-// Sums over each group of what `value` gives for each 32 features; store(group, sum) is called in
-// one lane of each row.
-template <int kGroups, typename Value, typename Store>
-__device__ __forceinline__ void SumGroups(int lane, Value&& value, Store&& store) {
+__device__ __forceinline__ float SumOf(const uint32_t (&v)[4]) {
+  float sum = 0.0f;
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    auto sum = value(group * 4 / kGroups);
-#pragma unroll
-    for (int i = group * 4 / kGroups + 1; i < (group + 1) * 4 / kGroups; ++i) sum += value(i);
-    sum = RowSum(sum);
-    if ((lane & 3) == 0) store(group, sum);
-  }
-}
-
-// Times 2^kXExponent.
-__device__ __forceinline__ void ScaleX(uint32_t (&v)[4]) {
-  constexpr uint32_t kScale = static_cast<uint32_t>(127 + kXExponent) << 7;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const __nv_bfloat162 scaled = __hmul2(AsPair(v[j]), AsPair(kScale * 0x00010001u));
-    memcpy(&v[j], &scaled, sizeof(scaled));
-  }
+  for (int j = 0; j < 4; ++j) sum += LowBf16(v[j]) + HighBf16(v[j]);
+  return sum;
 }
 
 // `v`: as TradeHalves leaves it; `chunk`: in the slice.
@@ -110,7 +92,8 @@ __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, uint32_t (&v
                      batch_block * args.shared.x_block_pitch + chunk * kXChunkBytes;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    ScaleX(v[i]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[i][j] = TimesPowerOfTwo(v[i][j], kXExponent);
     StoreTransposedX4(x + i * 512, LaneXRow(lane), lane, v[i]);
   }
   // A lane's C fragment has rows 2t, 2t + 1 twice.
@@ -118,21 +101,19 @@ __device__ __forceinline__ void StoreXChunk(const KernelArgs& args, uint32_t (&v
   float* starts = reinterpret_cast<float*>(shared + args.shared.starts_offset) +
                   (chunk * kGroups * kBatchBlocks + batch_block) * (kStartBytes / 4) + row / 2 * 4 +
                   row % 2;
-  SumGroups<kGroups>(
-      lane,
-      [&](int i) {
-        float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sum += LowBf16(v[i][j]) + HighBf16(v[i][j]);
-        return sum;
-      },
-      [&](int group, float sum) {
-        // -8 for block 0; as much and -8 * 16 for block 1.
-        float* at = starts + group * kBatchBlocks * (kStartBytes / 4);
-        const float unit = sum * __uint_as_float(0x00010000);  // 2^-133
-        at[0] = at[2] = -8.0f * unit;
-        at[16] = at[18] = -136.0f * unit;
-      });
+  for (int group = 0; group < kGroups; ++group) {
+    float sum = SumOf(v[group * 4 / kGroups]);
+#pragma unroll
+    for (int i = group * 4 / kGroups + 1; i < (group + 1) * 4 / kGroups; ++i) sum += SumOf(v[i]);
+    sum = RowSum(sum);
+    if ((lane & 3) != 0) continue;
+    // -8 for block 0; as much and -8 * 16 for block 1.
+    float* at = starts + group * kBatchBlocks * (kStartBytes / 4);
+    const float unit = sum * __uint_as_float(0x00010000);  // 2^-133
+    at[0] = at[2] = -8.0f * unit;
+    at[16] = at[18] = -136.0f * unit;
+  }
 }
 
 // Stages the slice's `num_chunks` chunks. All warps of the block share the work; the caller puts a

@@ -7,15 +7,31 @@
 #include <cstring>
 
 #include "kernels/cuda/linear_w4a16/packed_format.h"
+#include "kernels/cuda/primitives/host_device.h"
 
 namespace flashquant::cuda {
 
-inline constexpr uint32_t kOutlierScale = (127 + kOutlierExponent) << 7;  // from stored to true
+// BF16 bits of 2^exponent.
+FQ_HOST_DEVICE constexpr uint32_t PowerOfTwo(int exponent) {
+  return static_cast<uint32_t>(127 + exponent) << 7;
+}
+inline constexpr uint32_t kOutlierScale = PowerOfTwo(kOutlierExponent);  // from stored to true
 
 __device__ __forceinline__ __nv_bfloat162 AsPair(uint32_t bits) {
   __nv_bfloat162 pair;
   memcpy(&pair, &bits, sizeof(pair));
   return pair;
+}
+
+__device__ __forceinline__ uint32_t BitsOf(const __nv_bfloat162& pair) {
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof(bits));
+  return bits;
+}
+
+// Both numbers of a word times 2^exponent.
+__device__ __forceinline__ uint32_t TimesPowerOfTwo(uint32_t pair, int exponent) {
+  return BitsOf(__hmul2(AsPair(pair), AsPair(PowerOfTwo(exponent) * 0x00010001u)));
 }
 
 // One of a word's two halves, twice.
@@ -32,10 +48,7 @@ __device__ __forceinline__ uint32_t DequantPair(uint32_t word, int r, uint32_t s
   asm("lop3.b32 %0, %1, %2, %3, 0xea;"
       : "=r"(biased)
       : "r"(word >> (4 * r)), "n"(0x000f000f), "r"(0x43004300));
-  const __nv_bfloat162 value = __hmul2(__hsub2(AsPair(biased), AsPair(zero)), AsPair(scale));
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return bits;
+  return BitsOf(__hmul2(__hsub2(AsPair(biased), AsPair(zero)), AsPair(scale)));
 }
 
 }  // namespace flashquant::cuda

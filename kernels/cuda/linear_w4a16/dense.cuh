@@ -10,8 +10,6 @@
 // Source: design "kernel" 3.1 and 3.2 ("no subtract"); conversion-free fragments are our own.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include "kernels/cuda/linear_w4a16/codes.cuh"
 #include "kernels/cuda/linear_w4a16/kernel_args.h"
 #include "kernels/cuda/primitives/mma.cuh"
@@ -27,17 +25,15 @@ __device__ __forceinline__ uint32_t WordOf(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// Factors that bring the sums of a block, as tensor cores make them, to their true size: 2^133 for
-// the codes' unit, less what x is staged with, and for block 1 less 4 for its factor of 16.
-inline constexpr uint32_t kBlockScale0 = static_cast<uint32_t>(127 + 133 - kXExponent) << 7;
-inline constexpr uint32_t kBlockScale1 = static_cast<uint32_t>(127 + 133 - kXExponent - 4) << 7;
+// Of the factors that bring the sums of a block, as tensor cores make them, to their true size: 133
+// for the codes' unit, less what x is staged with, and for block 1 less 4 for its factor of 16.
+inline constexpr int kBlockExponent0 = 133 - kXExponent;
+inline constexpr int kBlockExponent1 = kBlockExponent0 - 4;
 
 // A group's scales of a block's channels g and g + 8, for its sums.
-__device__ __forceinline__ float2 SumScales(uint32_t scale_pair, uint32_t block_scale) {
-  const __nv_bfloat162 scaled = __hmul2(AsPair(scale_pair), AsPair(block_scale * 0x00010001u));
-  uint32_t bits;
-  memcpy(&bits, &scaled, sizeof(bits));
-  return {LowBf16(bits), HighBf16(bits)};
+__device__ __forceinline__ float2 SumScales(uint32_t scale_pair, int block_exponent) {
+  const uint32_t scaled = TimesPowerOfTwo(scale_pair, block_exponent);
+  return {LowBf16(scaled), HighBf16(scaled)};
 }
 
 // A fragments of a k16 step from the words of rows g and g + 8: `bytes` of 16 * q' + q, `nibbles`
@@ -126,8 +122,8 @@ __device__ __forceinline__ void AddDense(const KernelArgs& args, uint32_t record
       }
     }
     const uint2 scale_words = LoadShared8(scales + group * kGroupScaleBytes);
-    const float2 scale0 = SumScales(scale_words.x, kBlockScale0);
-    const float2 scale1 = SumScales(scale_words.y, kBlockScale1);
+    const float2 scale0 = SumScales(scale_words.x, kBlockExponent0);
+    const float2 scale1 = SumScales(scale_words.y, kBlockExponent1);
     uint2 zeros = {0, 0};
     if (kZeros) zeros = LoadShared8(scales + (kGroups + group) * kGroupScaleBytes);
 #pragma unroll

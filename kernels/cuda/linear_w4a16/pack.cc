@@ -10,6 +10,7 @@
 #include <numeric>
 #include <thread>
 
+#include "kernels/base/math_util.h"
 #include "kernels/cuda/linear_w4a16/pack_rules.h"
 
 namespace flashquant::cuda {
@@ -207,6 +208,13 @@ class Packer {
 
 }  // namespace
 
+void SetOffsets(PackedLayout* layout) {
+  const int64_t units = int64_t{layout->num_strips} * layout->num_units;
+  layout->index_offset = units * layout->unit_dense_bytes;
+  layout->outliers_offset =
+      layout->index_offset + RoundUp(units * int64_t{sizeof(OutlierRef)}, int64_t{kCopyAlignment});
+}
+
 PackedLayout DenseLayout(const Int4Arrays& weight) {
   PackedLayout layout;
   layout.n = static_cast<int32_t>(weight.n);
@@ -219,11 +227,7 @@ PackedLayout DenseLayout(const Int4Arrays& weight) {
   layout.has_zeros = weight.zeros != nullptr;
   layout.unit_dense_bytes =
       kUnitChunks * ChunkDenseBytes(layout.groups_per_chunk, layout.has_zeros);
-  const int64_t units = int64_t{layout.num_strips} * layout.num_units;
-  layout.index_offset = units * layout.unit_dense_bytes;
-  const int64_t index_bytes = units * static_cast<int64_t>(sizeof(OutlierRef));
-  layout.outliers_offset = layout.index_offset + (index_bytes + kRecordAlignment - 1) /
-                                                     kRecordAlignment * kRecordAlignment;
+  SetOffsets(&layout);
   layout.num_bytes = layout.outliers_offset;
   return layout;
 }

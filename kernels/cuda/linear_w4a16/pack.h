@@ -35,6 +35,9 @@ struct PackedLinear {
   std::vector<uint8_t> bytes;
 };
 
+// Where the parts of a layout begin, from its numbers of strips and units.
+void SetOffsets(PackedLayout* layout);
+
 // Sizes of everything but the outliers, whose parts follow `index_offset`.
 PackedLayout DenseLayout(const Int4Arrays& weight);
 

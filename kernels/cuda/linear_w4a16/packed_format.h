@@ -17,7 +17,7 @@
 //    two bytes under the mask 0x00ff00ff are half a row of a BF16 MMA's A fragment (dense.cuh).
 //    Scales and zero points: BF16, by channel.
 // 2. Index: one OutlierRef per unit.
-// 3. Outliers: per unit one record at a multiple of kRecordAlignment, which memory is faster at, in
+// 3. Outliers: per unit one record at a multiple of kCopyAlignment, in
 //    pieces of at most kMaxPieceBytes: quads of four slots
 //    (16 bytes: u16 positions, then BF16 values times 2^-60), first those of block 0, then those of
 //    block 1, then a trailer quad: u16 byte offset of the quad in which block 1 begins, u16 bytes
@@ -42,8 +42,10 @@ inline constexpr int kUnitChunks = 2;
 inline constexpr int kUnitK = kUnitChunks * kChunkK;
 inline constexpr int kBlocksPerStrip = 2;
 inline constexpr int kCodeBytes = kStripN * kChunkK / 2;
-inline constexpr int kRecordAlignment = 128;  // of outlier records; what follows one is zeros
-inline constexpr int kOutlierExponent = 60;   // values are stored times 2^-60
+// Bulk copies from and to places at multiples of it are faster: outlier records begin there, what
+// follows one being zeros, and so do the places in shared memory.
+inline constexpr int kCopyAlignment = 128;
+inline constexpr int kOutlierExponent = 60;  // values are stored times 2^-60
 inline constexpr int kGroupScaleBytes = kStripN * 2;
 inline constexpr int kSlotsPerQuad = 4;
 inline constexpr int kQuadBytes = 16;
@@ -68,7 +70,7 @@ FQ_HOST_DEVICE constexpr uint32_t XRow(uint32_t feature) {
 
 // Of a record, in 16 bytes, with the zeros that follow it.
 FQ_HOST_DEVICE constexpr uint32_t AlignedRecord(uint32_t num_16bytes) {
-  constexpr uint32_t kMultiple = kRecordAlignment / 16;
+  constexpr uint32_t kMultiple = kCopyAlignment / 16;
   return (num_16bytes + kMultiple - 1) / kMultiple * kMultiple;
 }
 

@@ -52,14 +52,11 @@ struct SharedLayout {
   uint32_t part_slots_offset = 0;   // the same
 };
 
-inline constexpr uint32_t kCopyAlignment = 128;
-
 constexpr uint32_t RoundUp(uint32_t value, uint32_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// A stage: a unit's dense bytes and the first piece of its outliers. Copies to places that are not
-// at a multiple of 128 bytes take longer.
+// A stage: a unit's dense bytes and the first piece of its outliers.
 inline uint32_t StageBytes(const PackedLayout& layout) {
   return RoundUp(static_cast<uint32_t>(layout.unit_dense_bytes +
                                        std::min(layout.max_outlier_bytes, kMaxPieceBytes)),

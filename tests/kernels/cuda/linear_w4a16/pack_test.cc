@@ -92,7 +92,7 @@ void ExpectSoundLayout(const PackedLinear& packed, const PackedDecoder& decoder)
   const PackedLayout& layout = packed.layout;
   EXPECT_EQ(layout.num_bytes, static_cast<int64_t>(packed.bytes.size()));
   EXPECT_EQ(layout.index_offset % 16, 0);
-  EXPECT_EQ(layout.outliers_offset % kRecordAlignment, 0);
+  EXPECT_EQ(layout.outliers_offset % kCopyAlignment, 0);
   int64_t next = 0;
   int64_t most = 0;
   for (int64_t unit = 0; unit < int64_t{layout.num_strips} * layout.num_units; ++unit) {
