@@ -3,14 +3,12 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/linear_w4a16/shared_layout.h"
+#include "kernels/base/math_util.h"
 
 namespace flashquant::cuda {
 namespace {
 
 constexpr int kAlignment = 1024;
-
-int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace
 
@@ -49,7 +47,7 @@ ManyRowsLayout LayOutManyRows(const PackedLayout& layout, int tile_rows, int sha
     if (strip < (stages > 2 ? dense + outliers : dense)) continue;
     shared.outlier_room = static_cast<uint32_t>(std::min(strip - dense, outliers));
     shared.raw_strip_bytes =
-        RoundUp(static_cast<uint32_t>(dense) + shared.outlier_room, kCopyAlignment);
+        RoundUp(static_cast<uint32_t>(dense) + shared.outlier_room, uint32_t{kCopyAlignment});
     const auto slots = static_cast<uint32_t>(stages * kTileStrips);
     shared.refs_offset = shared.raw_offset + slots * shared.raw_strip_bytes;
     shared.barrier_offset = shared.refs_offset + slots * uint32_t{sizeof(OutlierRef)};

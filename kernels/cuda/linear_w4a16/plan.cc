@@ -5,13 +5,12 @@
 #include <limits>
 #include <optional>
 
+#include "kernels/base/math_util.h"
 #include "kernels/cuda/linear_w4a16/shared_layout.h"
 #include "kernels/cuda/linear_w4a16/tuned_plans.h"
 
 namespace flashquant::cuda {
 namespace {
-
-int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
 bool IsPossible(const LinearPlan& plan, const DeviceShape& device) {
   return !plan.cluster_join || (plan.num_ranks <= kMaxClusterRanks &&

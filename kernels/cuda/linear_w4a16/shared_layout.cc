@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/base/math_util.h"
 #include "kernels/cuda/linear_w4a16/run_table.h"
 #include "kernels/cuda/primitives/host_device.h"
 
@@ -22,6 +23,12 @@ bool NeedsFirstSlots(const PackedLayout& layout, const LinearPlan& plan) {
 }
 
 }  // namespace
+
+uint32_t StageBytes(const PackedLayout& layout) {
+  return RoundUp(static_cast<uint32_t>(layout.unit_dense_bytes +
+                                       std::min(layout.max_outlier_bytes, kMaxPieceBytes)),
+                 uint32_t{kCopyAlignment});
+}
 
 JoinSlots ChooseJoinSlots(const PackedLayout& layout, const LinearPlan& plan) {
   JoinSlots slots;
@@ -54,7 +61,7 @@ SharedLayout LayOutShared(const PackedLayout& layout, const LinearPlan& plan, in
   out.starts_offset = kSharedHeadBytes;
   out.x_offset = RoundUp(out.starts_offset + chunks * blocks * kStartBytes *
                                                  static_cast<uint32_t>(layout.groups_per_chunk),
-                         128);
+                         uint32_t{kCopyAlignment});
   out.x_block_pitch = chunks * kChunkK * kRowsPerBatchBlock * 2;
   out.first_slots_offset = out.x_offset + blocks * out.x_block_pitch;
   out.join_slots_offset = out.first_slots_offset;
@@ -70,7 +77,7 @@ SharedLayout LayOutShared(const PackedLayout& layout, const LinearPlan& plan, in
     out.ring_offset = out.part_slots_offset +
                       static_cast<uint32_t>(slots.shared_strips * slots.parts) * slot_bytes;
   }
-  out.ring_offset = RoundUp(out.ring_offset, kCopyAlignment);
+  out.ring_offset = RoundUp(out.ring_offset, uint32_t{kCopyAlignment});
   return out;
 }
 

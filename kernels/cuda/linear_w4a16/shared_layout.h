@@ -2,7 +2,6 @@
 // launcher.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/linear_w4a16/packed_format.h"
@@ -52,16 +51,8 @@ struct SharedLayout {
   uint32_t part_slots_offset = 0;   // the same
 };
 
-constexpr uint32_t RoundUp(uint32_t value, uint32_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 // A stage: a unit's dense bytes and the first piece of its outliers.
-inline uint32_t StageBytes(const PackedLayout& layout) {
-  return RoundUp(static_cast<uint32_t>(layout.unit_dense_bytes +
-                                       std::min(layout.max_outlier_bytes, kMaxPieceBytes)),
-                 kCopyAlignment);
-}
+uint32_t StageBytes(const PackedLayout& layout);
 
 // How many slots a warp has for all ranks' sums of its whole strips, and for how many strips it may
 // be waiting; how many strips of a block warps share at most, and how many warps one of them.
